@@ -1,0 +1,285 @@
+package attachment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rdma-cni/rdma-cni/pkg/rdma"
+	"github.com/rdma-cni/rdma-cni/pkg/state"
+	"github.com/rdma-cni/rdma-cni/pkg/sysfs"
+)
+
+// Detach ends an attachment: its device is at home under its old name, and its
+// record is gone. It may be called at any time and any number of times; what
+// the record says decides, and without one there is nothing to do. netnsPath is
+// where the pod's namespace was last known to be, "" if nowhere. An error means
+// that another try can help.
+func (n *Node) Detach(ctx context.Context, network string, key state.Key, netnsPath string) (*Report, error) {
+	report := &Report{}
+	upstream, err := n.Upstream.Load(network, key)
+	if err != nil {
+		report.warn("%v", err)
+	}
+	if upstream == nil {
+		if _, err := os.Stat(n.State.Dir()); errors.Is(err, os.ErrNotExist) {
+			return report, nil
+		}
+	}
+	s, err := n.open()
+	if errors.Is(err, rdma.ErrNoSubsystem) {
+		// Without the subsystem there is no device that could be missing.
+		s = &session{Node: n}
+	} else if err != nil {
+		return report, err
+	} else {
+		defer s.close()
+	}
+	// The lock also waits for an ADD of the same attachment that its caller
+	// has given up.
+	err = s.withLock(ctx, detachLockWait, fmt.Sprintf("DEL of %s", key), func() error {
+		return s.detachLocked(ctx, key, upstream, netnsPath, report)
+	})
+	return report, err
+}
+
+func (s *session) detachLocked(ctx context.Context, key state.Key, upstream *state.UpstreamRecord, netnsPath string, report *Report) error {
+	names, err := s.State.Names()
+	if err != nil {
+		return err
+	}
+	var failures []error
+	for _, name := range names {
+		if name.Is(key) {
+			failures = append(failures, s.detachRecord(ctx, key, name, netnsPath, report))
+		}
+	}
+	if upstream != nil {
+		failures = append(failures, s.detachUpstream(ctx, key, upstream, netnsPath, report))
+	}
+	return errors.Join(failures...)
+}
+
+// detachRecord brings the device of one record home and removes the record. A
+// damaged one still names its function.
+func (s *session) detachRecord(ctx context.Context, key state.Key, name state.Name, netnsPath string, report *Report) error {
+	c := claim{Key: key, function: name.Function}
+	r, err := s.State.Load(name)
+	var damaged *state.DamagedError
+	switch {
+	case errors.As(err, &damaged):
+		report.fault("%v; going by its function %s", damaged, name.Function)
+	case errors.Is(err, os.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	default:
+		c = claimOf(r)
+		report.Device = *r.Device
+	}
+	report.Function = c.function
+	if err := s.bringHome(ctx, c, netnsPath, report); err != nil {
+		return err
+	}
+	return s.State.Delete(name)
+}
+
+func (s *session) detachUpstream(ctx context.Context, key state.Key, u *state.UpstreamRecord, netnsPath string, report *Report) error {
+	report.Function = u.DeviceID
+	report.warn("attached by another rdma plugin, which left the record %s", u.Path())
+	c := claim{Key: key, function: u.DeviceID, homeName: u.HomeName}
+	if err := s.bringHome(ctx, c, netnsPath, report); err != nil {
+		return err
+	}
+	return u.Delete()
+}
+
+// Steps of the wait for a device that is in neither namespace where it should
+// be: the kernel normally returns it within firstWait, so it is worth a walk
+// over all namespaces only after that.
+const firstWait = 300 * time.Millisecond
+
+// bringHome is the undo of Attach, from whatever point that had come to. It
+// returns nil when there is nothing left outside home.
+func (s *session) bringHome(ctx context.Context, c claim, netnsPath string, report *Report) error {
+	if s.conn == nil {
+		report.warn("the RDMA subsystem is not loaded, so there is no device to bring home")
+		return nil
+	}
+	f, err := s.Sysfs.Function(c.function)
+	if errors.Is(err, sysfs.ErrNoFunction) {
+		report.warn("function %s is gone, and its RDMA device with it", c.function)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, path := range slices.Compact([]string{netnsPath, c.netns.Path}) {
+		done, err := s.fetchFrom(path, f, c, report)
+		if err != nil || done {
+			return err
+		}
+	}
+	p, d, err := s.where(f, c)
+	if err == nil && (p == elsewhere || p == absent && mayAppear(f)) {
+		p, d, err = s.awaitHome(ctx, firstWait, f, c)
+	}
+	if err != nil {
+		return err
+	}
+	if p == elsewhere {
+		if newer := s.supersededBy(c); newer != "" {
+			report.warn("%s now belongs to %s", f, newer)
+			return nil
+		}
+		done, err := s.fetchAnywhere(f, c, report)
+		if err != nil || done {
+			return err
+		}
+		if p, d, err = s.awaitHome(ctx, returnWait, f, c); err != nil {
+			return err
+		}
+	}
+	return s.settle(p, f, d, c, report)
+}
+
+// mayAppear tells whether a function without RDMA device can get one by
+// waiting: while the kernel moves a device, its function seems to have none.
+func mayAppear(f sysfs.Function) bool {
+	a, err := f.Absence()
+	return err == nil && !a.NoDriver && !a.Userspace
+}
+
+// fetchFrom moves the device home out of the namespace at path, if that is the
+// claimed one and holds it.
+func (s *session) fetchFrom(path string, f sysfs.Function, c claim, report *Report) (done bool, err error) {
+	ns := s.live(path, c.netns.ID)
+	if ns == nil {
+		return false, nil
+	}
+	defer func() { _ = ns.Close() }()
+	return s.fetch(ns, f, c, report)
+}
+
+// fetchAnywhere moves the device home from wherever the pod has put it.
+func (s *session) fetchAnywhere(f sysfs.Function, c claim, report *Report) (done bool, err error) {
+	_, err = s.search(f, c, func(path string, ns *rdma.Namespace) error {
+		report.fault("the device was in network namespace %s at %s, which is not at the pod's path; it is taken from there", ns.ID(), path)
+		done, err = s.fetch(ns, f, c, report)
+		return err
+	})
+	return done, err
+}
+
+// fetch moves the device home out of ns, under its old name: renamed before the
+// move, no udev rule at home sees the other name.
+func (s *session) fetch(ns *rdma.Namespace, f sysfs.Function, c claim, report *Report) (done bool, err error) {
+	err = ns.Do(func(conn *rdma.Conn) error {
+		d, err := findIn(conn, f, c)
+		if err != nil || d == nil {
+			return err
+		}
+		if err := restoreName(conn, *d, c, report); err != nil {
+			return err
+		}
+		done = true
+		if err := conn.Move(d.Index, s.home); err != nil {
+			return fmt.Errorf("bring RDMA device %s of %s home from network namespace %s: %w", d.Name, f, ns.ID(), err)
+		}
+		return nil
+	})
+	if !done {
+		return false, err
+	}
+	// The kernel can fail after the device has changed its namespace, and an
+	// old one answers without moving.
+	p, d, whereErr := s.where(f, c)
+	if whereErr != nil {
+		return true, errors.Join(err, whereErr)
+	}
+	if p != atHome && err != nil {
+		return true, err
+	}
+	if err != nil {
+		report.fault("%v; it is at home all the same, but incomplete until its next move", err)
+	}
+	return true, s.settle(p, f, d, c, report)
+}
+
+// settle ends the return of a device that is at p.
+func (s *session) settle(p place, f sysfs.Function, d rdma.Device, c claim, report *Report) error {
+	switch p {
+	case atHome:
+		if err := restoreName(s.conn, d, c, report); err != nil {
+			return err
+		}
+		return reportNumbers(f, c, report)
+	case replaced:
+		report.fault("the driver of %s has registered a new RDMA device at home; the attached one is gone", f)
+		return nil
+	case absent:
+		report.warn("%s has no RDMA device now, so there is none to bring home", f)
+		return nil
+	default:
+		return &BusyError{Function: f.String(), Where: "in a network namespace that no path leads to; " +
+			"it comes home when the last process or socket lets go of that namespace"}
+	}
+}
+
+// restoreName gives the device its old name again. Somebody else can have that
+// by now: then home it comes under the other name.
+func restoreName(conn *rdma.Conn, d rdma.Device, c claim, report *Report) error {
+	if c.homeName == "" || d.Name == c.homeName {
+		return nil
+	}
+	err := conn.Rename(d.Index, c.homeName)
+	switch {
+	case errors.Is(err, unix.EEXIST):
+		report.fault("RDMA device %s keeps that name, since its old name %s is taken", d.Name, c.homeName)
+		return nil
+	case err != nil:
+		return fmt.Errorf("restore the name %s of RDMA device %s: %w", c.homeName, d.Name, err)
+	}
+	report.warn("RDMA device %s is called %s again", d.Name, c.homeName)
+	return nil
+}
+
+// reportNumbers compares the character devices with those the device had at
+// home before.
+func reportNumbers(f sysfs.Function, c claim, report *Report) error {
+	if c.device == nil {
+		return nil
+	}
+	now, err := charNames(f)
+	if err != nil {
+		return err
+	}
+	if !slices.Equal(now, c.device.CharDevices) {
+		report.fault("character devices of %s changed from %s to %s", f,
+			strings.Join(c.device.CharDevices, ","), strings.Join(now, ","))
+	}
+	return nil
+}
+
+// supersededBy names the owner of a later claim on the same function.
+func (s *session) supersededBy(c claim) string {
+	names, err := s.State.Names()
+	if err != nil {
+		return ""
+	}
+	for _, name := range names {
+		if name.Function != c.function || name.Is(c.Key) {
+			continue
+		}
+		if r, err := s.State.Load(name); err == nil && r.Since.After(c.since) {
+			return r.Owner()
+		}
+	}
+	return ""
+}

@@ -1,0 +1,133 @@
+package attachment
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/rdma-cni/rdma-cni/pkg/rdma"
+	"github.com/rdma-cni/rdma-cni/pkg/sysfs"
+)
+
+// function finds the function that a request is about.
+func (s *session) function(req Request, pod *rdma.Namespace) (sysfs.Function, error) {
+	if req.Function != "" {
+		f, err := s.Sysfs.Function(req.Function)
+		if err != nil {
+			return f, &FunctionError{err}
+		}
+		return f, nil
+	}
+	parent, err := netdevParent(pod, req.IfName)
+	if err != nil {
+		return sysfs.Function{}, err
+	}
+	if parent != "" {
+		if f, err := s.Sysfs.Function(parent); err == nil {
+			return f, nil
+		}
+	}
+	address, err := s.vfOfMAC(req.MAC)
+	if err != nil {
+		return sysfs.Function{}, &FunctionError{fmt.Errorf("no deviceID was given, and interface %s in the pod (parent device %q) leads to no function; by its MAC: %w; "+
+			"give the plugin a deviceID (Multus does so from the resource annotation of the network)", req.IfName, parent, err)}
+	}
+	return s.Sysfs.Function(address)
+}
+
+// netdevParent names the device behind a network interface of a namespace, ""
+// if the interface is not there or has none. Drivers report it as the bus
+// address of ETHTOOL_GDRVINFO, on any kernel.
+func netdevParent(ns *rdma.Namespace, name string) (parent string, err error) {
+	err = ns.Run(func() error {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return os.NewSyscallError("open a socket in the pod", err)
+		}
+		info, err := unix.IoctlGetEthtoolDrvinfo(fd, name)
+		if err == nil {
+			parent = unix.ByteSliceToString(info.Bus_info[:])
+		}
+		return unix.Close(fd)
+	})
+	return parent, err
+}
+
+// vfOfMAC finds the VF whose administrative MAC, as the PF's driver knows it,
+// is mac. The VF's own netdev is no help: it is inside the pod.
+func (s *session) vfOfMAC(mac string) (address string, err error) {
+	want, err := net.ParseMAC(mac)
+	if err != nil {
+		return "", fmt.Errorf("the previous result has no usable MAC for it (%q)", mac)
+	}
+	links, err := netlink.LinkList()
+	if err != nil {
+		return "", fmt.Errorf("list the host's interfaces: %w", err)
+	}
+	for _, link := range links {
+		for _, vf := range link.Attrs().Vfs {
+			if !bytes.Equal(vf.Mac, want) {
+				continue
+			}
+			path := filepath.Join(string(s.Sysfs), "class/net", link.Attrs().Name, "device", fmt.Sprintf("virtfn%d", vf.ID))
+			target, err := os.Readlink(path)
+			if err != nil {
+				return "", fmt.Errorf("VF %d of %s has the MAC %s: %w", vf.ID, link.Attrs().Name, mac, err)
+			}
+			if found := filepath.Base(target); address != "" && address != found {
+				return "", fmt.Errorf("the MAC %s belongs to both %s and %s", mac, address, found)
+			}
+			address = filepath.Base(target)
+		}
+	}
+	if address == "" {
+		return "", fmt.Errorf("no VF of this node has the administrative MAC %s", mac)
+	}
+	return address, nil
+}
+
+// oneDevice gives the function's RDMA device at home. The errors it makes of
+// absence wrap sysfs.ErrElsewhere or sysfs.ErrNoRDMADevice.
+func (s *session) oneDevice(f sysfs.Function) (rdma.Device, error) {
+	names, err := f.RDMADevices()
+	if err != nil {
+		return rdma.Device{}, err
+	}
+	if len(names) > 1 {
+		return rdma.Device{}, &FunctionError{fmt.Errorf("%s has %d RDMA devices (%v), and this plugin attaches a function's only one", f, len(names), names)}
+	}
+	device, err := s.conn.DeviceByName(names[0])
+	if errors.Is(err, rdma.ErrDeviceNotFound) {
+		// It left between the two looks.
+		return device, fmt.Errorf("%s: %w", f, sysfs.ErrElsewhere)
+	}
+	return device, err
+}
+
+// owns tells whether a device that conn sees is the function's: its verbs node
+// is below the function. A device without verbs node, whose arrival failed
+// half-way, owns up to nothing; for it ok is unknown (nil).
+func owns(conn *rdma.Conn, f sysfs.Function, index uint32) (ok *bool, err error) {
+	uverbs, err := conn.Uverbs(index)
+	if errors.Is(err, rdma.ErrDeviceNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	chars, err := f.CharDevices()
+	if err != nil {
+		return nil, err
+	}
+	found := false
+	for _, c := range chars {
+		found = found || c.Name == uverbs
+	}
+	return &found, nil
+}

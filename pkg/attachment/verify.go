@@ -1,0 +1,216 @@
+package attachment
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/rdma-cni/rdma-cni/pkg/rdma"
+	"github.com/rdma-cni/rdma-cni/pkg/state"
+	"github.com/rdma-cni/rdma-cni/pkg/sysfs"
+)
+
+// seen is what an attachment looks like from inside the pod.
+type seen struct {
+	device  rdma.Device
+	chars   []string // as sysfs of the host lists them for the function
+	netdevs []string // of its ports, those in the pod
+}
+
+// inspect looks at an attachment from inside the pod and returns a
+// *MismatchError if that is not what its record says.
+func (s *session) inspect(pod *rdma.Namespace, f sysfs.Function, r *state.Record) (seen, error) {
+	var in seen
+	var others []rdma.Device
+	err := pod.Do(func(conn *rdma.Conn) error {
+		device, err := conn.Device(r.Device.Index)
+		if errors.Is(err, rdma.ErrDeviceNotFound) {
+			return mismatch("RDMA device %s of %s is not in the pod's network namespace %s", r.Device.Name, f, r.Netns.Path)
+		}
+		if err != nil {
+			return err
+		}
+		in.device = device
+		if err := sameDevice(conn, f, r, device); err != nil {
+			return err
+		}
+		for port := uint32(1); port <= device.Ports; port++ {
+			p, err := conn.Port(device.Index, port)
+			if err != nil {
+				return err
+			}
+			if p.Netdev != "" {
+				in.netdevs = append(in.netdevs, p.Netdev)
+			}
+		}
+		if others, err = conn.Devices(); err != nil {
+			return err
+		}
+		others = slices.DeleteFunc(others, func(d rdma.Device) bool { return d.Index == device.Index })
+		return nil
+	})
+	if err != nil {
+		return in, err
+	}
+	if err := s.refuseForeign(pod, r, others); err != nil {
+		return in, err
+	}
+	in.chars, err = charNames(f)
+	return in, err
+}
+
+// sameDevice compares the device that has the record's index with the record.
+func sameDevice(conn *rdma.Conn, f sysfs.Function, r *state.Record, device rdma.Device) error {
+	switch owned, err := owns(conn, f, device.Index); {
+	case err != nil:
+		return err
+	case owned == nil:
+		return mismatch("RDMA device %s of %s is in the pod, but its verbs node was not made; the kernel log may say why", device.Name, f)
+	case !*owned || device.NodeGUID != r.Device.NodeGUID:
+		return mismatch("the device with the index of %s (%d) in the pod is another one: %s, node GUID %s instead of %s",
+			r.Device.Name, r.Device.Index, device.Name, device.NodeGUID, r.Device.NodeGUID)
+	case device.Name != r.Device.Name:
+		return mismatch("RDMA device %s of %s is called %s in the pod", r.Device.Name, f, device.Name)
+	}
+	return nil
+}
+
+// refuseForeign makes sure that the pod has no RDMA device that was not
+// attached to it.
+func (s *session) refuseForeign(pod *rdma.Namespace, r *state.Record, others []rdma.Device) error {
+	if len(others) == 0 {
+		return nil
+	}
+	known, err := s.indexesIn(pod.ID())
+	if err != nil {
+		return err
+	}
+	for _, d := range others {
+		if !known[d.Index] && !s.Upstream.Attached(r.ContainerID, d.Name) {
+			return mismatch("the pod's network namespace %s also holds RDMA device %s, which no record says was attached to it; "+
+				"bring it home (rdma dev set %s netns ...) or delete the pod", r.Netns.Path, d.Name, d.Name)
+		}
+	}
+	return nil
+}
+
+// indexesIn gives the device indexes of all attachments to a namespace.
+func (s *session) indexesIn(id rdma.NamespaceID) (map[uint32]bool, error) {
+	names, err := s.State.Names()
+	if err != nil {
+		return nil, err
+	}
+	known := map[uint32]bool{}
+	for _, name := range names {
+		if r, err := s.State.Load(name); err == nil && r.Netns.ID == id {
+			known[r.Device.Index] = true
+		}
+	}
+	return known, nil
+}
+
+// Verify compares an attachment with its record and with the kernel. What does
+// not agree is a *MismatchError. It changes nothing and takes no lock.
+func (n *Node) Verify(req Request) (*Report, error) {
+	s, err := n.open()
+	if err != nil {
+		return nil, err
+	}
+	defer s.close()
+	if err := s.requireExclusive(); err != nil {
+		return nil, err
+	}
+	pod, err := s.openPod(req.Netns)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = pod.Close() }()
+	r, err := n.recordOf(req.Key)
+	if err != nil {
+		return nil, err
+	}
+	if r == nil {
+		return s.verifyUpstream(req, pod)
+	}
+	return s.verifyRecord(req, pod, r)
+}
+
+// recordOf loads the record of an attachment, nil if it has none.
+func (n *Node) recordOf(key state.Key) (*state.Record, error) {
+	names, err := n.State.Names()
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range names {
+		if name.Is(key) {
+			r, err := n.State.Load(name)
+			if errors.Is(err, os.ErrNotExist) {
+				continue
+			}
+			return r, err
+		}
+	}
+	return nil, nil
+}
+
+func (s *session) verifyRecord(req Request, pod *rdma.Namespace, r *state.Record) (*Report, error) {
+	report := &Report{Function: r.Function, Device: *r.Device}
+	if r.Phase != state.Attached {
+		return report, mismatch("the ADD of %s was not finished: its record says %q", r.Key, r.Phase)
+	}
+	if r.Netns.ID != pod.ID() {
+		return report, mismatch("%s was attached to network namespace %s (%s), but is now checked in %s (%s)",
+			r.Key, r.Netns.ID, r.Netns.Path, pod.ID(), req.Netns)
+	}
+	f, err := s.Sysfs.Function(r.Function)
+	if errors.Is(err, sysfs.ErrNoFunction) {
+		return report, mismatch("function %s has disappeared from this node, and the pod's RDMA device %s with it", r.Function, r.Device.Name)
+	}
+	if err != nil {
+		return report, err
+	}
+	if req.Function != "" && !strings.EqualFold(req.Function, f.Address) {
+		return report, mismatch("%s was attached with %s, but its configuration says %s", r.Key, f, req.Function)
+	}
+	in, err := s.inspect(pod, f, r)
+	if err != nil {
+		if p, _, whereErr := s.where(f, claimOf(r)); whereErr == nil && (p == atHome || p == replaced) {
+			err = &MismatchError{fmt.Errorf("%w: %s has its RDMA device at home (its driver was reloaded, or somebody moved it); delete the pod so that it gets a new one", err, f)}
+		}
+		return report, err
+	}
+	if in.device.Protocol == "roce" && !slices.Contains(in.netdevs, r.IfName) {
+		return report, mismatch("RDMA device %s has netdev %q in the pod instead of %s", r.Device.Name, strings.Join(in.netdevs, ","), r.IfName)
+	}
+	if !slices.Equal(in.chars, r.Device.CharDevicesInPod) {
+		return report, mismatch("the character devices of RDMA device %s were %s after ADD and are %s now", r.Device.Name,
+			strings.Join(r.Device.CharDevicesInPod, ","), strings.Join(in.chars, ","))
+	}
+	if !slices.Equal(r.Device.CharDevicesInPod, r.Device.CharDevices) {
+		report.fault("%s", renumbered(r))
+	}
+	return report, nil
+}
+
+// verifyUpstream verifies an attachment that the replaced plugin made.
+func (s *session) verifyUpstream(req Request, pod *rdma.Namespace) (*Report, error) {
+	u, err := s.Upstream.Load(req.Network, req.Key)
+	if err != nil {
+		return nil, err
+	}
+	if u == nil {
+		return nil, mismatch("%s has no record in %s, so no RDMA device was attached to it", req.Key, s.State.Dir())
+	}
+	report := &Report{Function: u.DeviceID}
+	f, err := s.Sysfs.Function(u.DeviceID)
+	if err != nil {
+		return report, &MismatchError{err}
+	}
+	found, err := holds(pod, f, claim{function: u.DeviceID})
+	if err == nil && !found {
+		err = mismatch("the RDMA device of %s, attached by another rdma plugin, is not in the pod's network namespace %s", f, req.Netns)
+	}
+	return report, err
+}

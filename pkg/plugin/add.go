@@ -1,0 +1,54 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/rdma-cni/rdma-cni/pkg/attachment"
+)
+
+func (p *Plugin) add(args *skel.CmdArgs) error {
+	op, err := p.begin("ADD", args)
+	if err != nil {
+		return configError(err)
+	}
+	report, err := p.attach(op)
+	return p.end(op, fmt.Sprintf("attach %s to the pod as part of %s", op.device(), args.IfName), report, err)
+}
+
+func (p *Plugin) attach(op operation) (*attachment.Report, error) {
+	result, err := op.conf.result()
+	if err != nil {
+		return nil, configError(err)
+	}
+	if result == nil {
+		return nil, errNoPrevResult
+	}
+	answer, err := op.conf.answer(result)
+	if err != nil {
+		return nil, configError(err)
+	}
+	req := op.request()
+	if i := interfaceOf(result, op.args.IfName); i != nil {
+		req.MAC = i.Mac
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), addTimeout)
+	defer cancel()
+	report, err := p.Node.Attach(ctx, req)
+	if err != nil {
+		return report, err
+	}
+	// Last of all: who cannot be told of the attachment will not end it.
+	if _, err := p.Stdout.Write(answer); err != nil {
+		err = types.NewError(types.ErrIOFailure, fmt.Sprintf("rdma plugin: print the result: %v; the attachment is undone", err), "")
+		undoCtx, cancel := context.WithTimeout(context.Background(), delTimeout)
+		defer cancel()
+		_, undoErr := p.Node.Detach(undoCtx, req.Network, req.Key, req.Netns)
+		return report, errors.Join(err, undoErr)
+	}
+	return report, nil
+}

@@ -1,0 +1,267 @@
+// Package plugin is the CNI face of the attachment: it reads what a runtime
+// sends, calls pkg/attachment, and answers as the CNI specification asks.
+package plugin
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/version"
+
+	"github.com/rdma-cni/rdma-cni/pkg/state"
+	"github.com/rdma-cni/rdma-cni/pkg/sysfs"
+)
+
+// config is the network configuration of one call. Keys that the plugin does
+// not know belong to others and are ignored.
+type config struct {
+	cniVersion string
+	name       string
+	function   string // the one that deviceID, pciBusID and runtimeConfig agree on, "" if none is given
+	logLevel   slog.Level
+	logFile    string
+	prevResult json.RawMessage
+	// validAttachments of a GC; listed is false if the key is absent, which
+	// is not the same as an empty list.
+	validAttachments []state.Key
+	listed           bool
+}
+
+// The keys that libcni and the runtimes put into a configuration.
+const (
+	keyValid       = "cni.dev/valid-attachments"
+	keyValidLegacy = "cni.dev/attachments"
+)
+
+// parseConfig reads a network configuration. Wrong types are errors that name
+// key and value, except under "args", which the author of a pod can write. It
+// does no IO. With an error it returns what it could read, which is enough for
+// the verbs that have to work all the same.
+func parseConfig(stdin []byte) (config, error) {
+	c := config{cniVersion: "0.1.0", logLevel: slog.LevelInfo} // a missing cniVersion means 0.1.0
+	var keys object
+	if err := json.Unmarshal(stdin, &keys); err != nil {
+		return c, fmt.Errorf("the network configuration is not a JSON object: %w", err)
+	}
+	if isDebug(keys["args"]) {
+		c.logLevel = slog.LevelDebug
+	}
+	var level string
+	err := errors.Join(
+		keys.text("cniVersion", &c.cniVersion),
+		keys.text("name", &c.name),
+		keys.text("logLevel", &level),
+		keys.text("logFile", &c.logFile),
+		c.readFunction(keys),
+		keys.object("prevResult", nil),
+		c.readValidAttachments(keys),
+	)
+	if !isNull(keys["prevResult"]) {
+		c.prevResult = keys["prevResult"]
+	}
+	if level != "" && c.logLevel != slog.LevelDebug {
+		c.logLevel = parseLevel(level)
+	}
+	return c, err
+}
+
+// readFunction takes the address of the function from the three keys that can
+// give it. Two that differ are an error: the delegate could have taken the
+// other one.
+func (c *config) readFunction(keys object) error {
+	var runtime object
+	if err := keys.object("runtimeConfig", &runtime); err != nil {
+		return err
+	}
+	var given, from string
+	for _, source := range []struct {
+		keys      object
+		key, path string
+	}{
+		{runtime, "deviceID", "runtimeConfig.deviceID"},
+		{keys, "deviceID", "deviceID"},
+		{keys, "pciBusID", "pciBusID"},
+	} {
+		var value string
+		if err := source.keys.text(source.key, &value); err != nil {
+			if source.path != source.key {
+				return fmt.Errorf("%s: %w", source.path, err)
+			}
+			return err
+		}
+		if value == "" {
+			continue
+		}
+		if err := sysfs.ValidateAddress(value); err != nil {
+			return fmt.Errorf("key %s: %w", source.path, err)
+		}
+		if given != "" && !strings.EqualFold(given, value) {
+			return fmt.Errorf("keys %s (%q) and %s (%q) name different devices", from, given, source.path, value)
+		}
+		given, from = value, source.path
+	}
+	c.function = given
+	return nil
+}
+
+// readValidAttachments tells an absent list from null and []: the first says
+// nothing, the others say that no attachment is valid.
+func (c *config) readValidAttachments(keys object) error {
+	for _, key := range []string{keyValid, keyValidLegacy} {
+		raw, ok := keys[key]
+		if !ok {
+			continue
+		}
+		c.listed = true
+		var list []struct {
+			ContainerID string `json:"containerID"`
+			IfName      string `json:"ifname"`
+		}
+		if err := json.Unmarshal(raw, &list); err != nil {
+			return wrongType(key, "a list of attachments", raw)
+		}
+		for _, a := range list {
+			c.validAttachments = append(c.validAttachments, state.Key{ContainerID: a.ContainerID, IfName: a.IfName})
+		}
+		return nil
+	}
+	return nil
+}
+
+// result decodes prevResult for a look at its interfaces, nil if there is none.
+func (c *config) result() (types.Result, error) {
+	if c.prevResult == nil {
+		return nil, nil
+	}
+	conf := types.PluginConf{CNIVersion: c.cniVersion}
+	if err := json.Unmarshal(c.prevResult, &conf.RawPrevResult); err != nil {
+		return nil, fmt.Errorf("key prevResult: %w", err)
+	}
+	if err := version.ParsePrevResult(&conf); err != nil {
+		return nil, fmt.Errorf("key prevResult is no result of CNI version %s: %w", c.cniVersion, err)
+	}
+	return conf.PrevResult, nil
+}
+
+// answer is prevResult as ADD has to give it back: byte for byte if it is of
+// the configuration's version already, so that nothing in it gets lost.
+func (c *config) answer(result types.Result) ([]byte, error) {
+	var head struct {
+		CNIVersion string `json:"cniVersion"`
+	}
+	var out bytes.Buffer
+	if err := json.Unmarshal(c.prevResult, &head); err == nil && head.CNIVersion == c.cniVersion {
+		if err := json.Compact(&out, c.prevResult); err != nil {
+			return nil, err
+		}
+		out.WriteByte('\n')
+		return out.Bytes(), nil
+	}
+	converted, err := result.GetAsVersion(c.cniVersion)
+	if err != nil {
+		return nil, fmt.Errorf("convert prevResult to CNI version %s: %w", c.cniVersion, err)
+	}
+	if err := converted.PrintTo(&out); err != nil {
+		return nil, err
+	}
+	return out.Bytes(), nil
+}
+
+// interfaceOf finds an interface in a result, nil if the result names none such
+// (results before 0.3.0 name no interfaces).
+func interfaceOf(result types.Result, name string) *types100.Interface {
+	r, err := types100.NewResultFromResult(result)
+	if err != nil {
+		return nil
+	}
+	for _, i := range r.Interfaces {
+		if i != nil && i.Name == name && i.Sandbox != "" {
+			return i
+		}
+	}
+	return nil
+}
+
+// object is a JSON object whose values are not decoded yet.
+type object map[string]json.RawMessage
+
+func (o object) text(key string, into *string) error {
+	if isNull(o[key]) {
+		return nil
+	}
+	if err := json.Unmarshal(o[key], into); err != nil {
+		return wrongType(key, "a string", o[key])
+	}
+	return nil
+}
+
+// object decodes an object, or just makes sure that it is one.
+func (o object) object(key string, into *object) error {
+	if isNull(o[key]) {
+		return nil
+	}
+	var value object
+	if err := json.Unmarshal(o[key], &value); err != nil {
+		return wrongType(key, "an object", o[key])
+	}
+	if into != nil {
+		*into = value
+	}
+	return nil
+}
+
+func isNull(raw json.RawMessage) bool { return len(raw) == 0 || string(raw) == "null" }
+
+func wrongType(key, want string, got json.RawMessage) error {
+	return fmt.Errorf("key %s must be %s, not %.100s", key, want, got)
+}
+
+// isDebug reads args.cni.debug. Whatever is wrong under args, where an
+// annotation of the pod can put things, means no.
+func isDebug(args json.RawMessage) bool {
+	var a struct {
+		CNI struct {
+			Debug any `json:"debug"`
+		} `json:"cni"`
+	}
+	return json.Unmarshal(args, &a) == nil && (a.CNI.Debug == true || a.CNI.Debug == "true")
+}
+
+// parseLevel reads logLevel with the words of the sriov plugin; what it does
+// not know means info.
+func parseLevel(level string) slog.Level {
+	switch strings.ToLower(level) {
+	case "panic", "error":
+		return slog.LevelError
+	case "warning", "warn":
+		return slog.LevelWarn
+	case "debug":
+		return slog.LevelDebug
+	default:
+		return slog.LevelInfo
+	}
+}
+
+// podOf reads the pod from CNI_ARGS, for records and logs only: nothing in
+// there decides anything, so nothing in there is an error.
+func podOf(args string) state.Pod {
+	var pod state.Pod
+	for pair := range strings.SplitSeq(args, ";") {
+		key, value, _ := strings.Cut(pair, "=")
+		switch key {
+		case "K8S_POD_NAMESPACE":
+			pod.Namespace = value
+		case "K8S_POD_NAME":
+			pod.Name = value
+		case "K8S_POD_UID":
+			pod.UID = value
+		}
+	}
+	return pod
+}

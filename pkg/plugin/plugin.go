@@ -1,0 +1,119 @@
+package plugin
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"runtime/debug"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/cni/pkg/version"
+
+	"github.com/rdma-cni/rdma-cni/pkg/attachment"
+	"github.com/rdma-cni/rdma-cni/pkg/state"
+)
+
+// Plugin answers one call of a runtime.
+type Plugin struct {
+	Node    *attachment.Node
+	Version string
+	Getenv  func(string) string
+	Stdout  io.Writer
+	Stderr  io.Writer
+
+	cniVersion string // of the configuration, for the error object
+}
+
+// Limits of a whole operation. Runtimes allow more, but not for each plugin of
+// each network of a pod.
+const (
+	addTimeout = 30 * time.Second
+	delTimeout = 10 * time.Second
+	gcTimeout  = 25 * time.Second
+)
+
+// Run serves the call that the CNI environment variables and stdin describe,
+// and returns the exit status. Stdout gets one JSON document or nothing.
+func (p *Plugin) Run() (status int) {
+	defer func() {
+		if r := recover(); r != nil {
+			_, _ = fmt.Fprintf(p.Stderr, "panic: %v\n%s", r, debug.Stack())
+			status = p.fail(types.NewError(types.ErrInternal, fmt.Sprintf("rdma plugin: internal error, please report it: %v", r), ""))
+		}
+	}()
+	// VERSION and bad calls are skel's; all versions that libcni knows are
+	// accepted, since a refused version would refuse DEL too and with it the
+	// DEL of the plugins before this one.
+	err := skel.PluginMainFuncsWithError(skel.CNIFuncs{
+		Add: p.add, Del: p.del, Check: p.check, GC: p.gc, Status: p.status,
+	}, version.All, "CNI plugin rdma "+p.Version)
+	if err != nil {
+		return p.fail(err)
+	}
+	return 0
+}
+
+// fail prints the error object, with the cniVersion that the specification
+// wants in it and the library leaves out.
+func (p *Plugin) fail(e *types.Error) int {
+	out, err := json.Marshal(struct {
+		CNIVersion string `json:"cniVersion,omitempty"`
+		*types.Error
+	}{p.cniVersion, e})
+	if err == nil {
+		_, err = p.Stdout.Write(append(out, '\n'))
+	}
+	if err != nil {
+		_, _ = fmt.Fprintf(p.Stderr, "rdma: print the error: %v; the error was: %v\n", err, e)
+	}
+	return 1
+}
+
+// begin reads the configuration for a verb.
+func (p *Plugin) begin(command string, args *skel.CmdArgs) (operation, error) {
+	// skel compares the namespaces after the verb has done its work, when it
+	// is too late; the verbs do it themselves before.
+	args.NetnsOverride = "TRUE"
+	conf, err := parseConfig(args.StdinData)
+	p.cniVersion = conf.cniVersion
+	return operation{command: command, args: args, conf: conf, begin: time.Now()}, err
+}
+
+// end logs the operation and makes its CNI error.
+func (p *Plugin) end(op operation, doing string, report *attachment.Report, err error) error {
+	var cniErr *types.Error
+	if err != nil {
+		cniErr = cniError("rdma plugin: "+doing, err)
+		p.log(op, report, cniErr)
+		return cniErr
+	}
+	p.log(op, report, nil)
+	return nil
+}
+
+func configError(err error) error {
+	return types.NewError(types.ErrInvalidNetworkConfig, oneLine("rdma plugin: "+err.Error()), "")
+}
+
+// request makes the attachment's request of a call.
+func (op operation) request() attachment.Request {
+	return attachment.Request{
+		Key:      state.Key{ContainerID: op.args.ContainerID, IfName: op.args.IfName},
+		Network:  op.conf.name,
+		Pod:      podOf(op.args.Args),
+		Netns:    op.args.Netns,
+		Function: op.conf.function,
+	}
+}
+
+func (op operation) device() string {
+	if op.conf.function == "" {
+		return "the RDMA device behind interface " + op.args.IfName
+	}
+	return "the RDMA device of " + op.conf.function
+}
+
+var errNoPrevResult = types.NewError(types.ErrInvalidNetworkConfig,
+	"rdma plugin: the configuration has no prevResult: this plugin takes no part in making an interface, so it must come after the plugin that does (sriov, ib-sriov, host-device ...) in the plugins of a network", "")

@@ -1,0 +1,31 @@
+package plugin
+
+import (
+	"errors"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/rdma-cni/rdma-cni/pkg/attachment"
+)
+
+func (p *Plugin) status(args *skel.CmdArgs) error {
+	op, err := p.begin("STATUS", args)
+	if err == nil {
+		err = p.Node.Ready()
+	}
+	if err != nil {
+		err = types.NewError(p.statusCode(err), oneLine("rdma plugin: "+err.Error()), "")
+	}
+	return p.end(op, "", nil, err)
+}
+
+// statusCode says more than "not available" if the mode was changed under
+// attachments: in shared mode their devices are open to all pods.
+func (p *Plugin) statusCode(err error) uint {
+	var mode *attachment.ModeError
+	if names, listErr := p.Node.State.Names(); errors.As(err, &mode) && listErr == nil && len(names) > 0 {
+		return types.ErrLimitedConnectivity
+	}
+	return types.ErrPluginNotAvailable
+}

@@ -1,0 +1,48 @@
+package rdma
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// Mode says how the RDMA devices of a node relate to its network namespaces.
+// It is one setting for the whole kernel, since 5.2.
+type Mode uint8
+
+const (
+	// Exclusive: a device is in one namespace, and usable only there.
+	Exclusive Mode = 0
+	// Shared: every device is usable from every namespace; none can be moved.
+	Shared Mode = 1
+)
+
+func (m Mode) String() string {
+	switch m {
+	case Exclusive:
+		return "exclusive"
+	case Shared:
+		return "shared"
+	default:
+		return fmt.Sprintf("mode %d", uint8(m))
+	}
+}
+
+// Mode asks for the node's mode; any namespace gives the same answer. A kernel
+// before 5.2 answers EINVAL.
+func (c *Conn) Mode() (Mode, error) {
+	attrs, err := c.get("read the RDMA namespace mode", nl.RDMA_NLDEV_CMD_SYS_GET)
+	if errors.Is(err, unix.EINVAL) {
+		return 0, fmt.Errorf("%w: RDMA namespace modes need kernel 5.2 or later", err)
+	}
+	if err != nil {
+		return 0, err
+	}
+	v, ok := attrs.uint8(nl.RDMA_NLDEV_SYS_ATTR_NETNS_MODE)
+	if !ok {
+		return 0, errors.New("read the RDMA namespace mode: the kernel's answer holds none")
+	}
+	return Mode(v), nil
+}

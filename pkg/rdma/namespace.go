@@ -1,0 +1,126 @@
+package rdma
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+
+	"golang.org/x/sys/unix"
+)
+
+// NamespaceID identifies a network namespace among those that live: the device
+// and inode numbers of its file on nsfs. A path does not: it is reused, and a
+// namespace outlives it. The kernel gives the numbers of a dead namespace to
+// later ones.
+type NamespaceID struct {
+	Dev   uint64 `json:"dev"`
+	Inode uint64 `json:"inode"`
+}
+
+// String writes an id as the links in /proc/PID/ns do, without the device,
+// which is the same for all.
+func (id NamespaceID) String() string { return fmt.Sprintf("net:[%d]", id.Inode) }
+
+// A Namespace is an open network namespace. While it is open the namespace
+// lives.
+type Namespace struct {
+	fd int
+	id NamespaceID
+}
+
+// OpenNamespace opens the network namespace at path. A missing path is an
+// os.ErrNotExist; a file that is no network namespace, such as one whose bind
+// mount is gone, is ErrNotNamespace.
+func OpenNamespace(path string) (*Namespace, error) {
+	// O_NONBLOCK: a FIFO or a device under the name must not block us.
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	switch {
+	case errors.Is(err, unix.ENOTDIR):
+		return nil, &os.PathError{Op: "open network namespace", Path: path, Err: unix.ENOENT}
+	case errors.Is(err, unix.ENXIO), errors.Is(err, unix.ELOOP):
+		return nil, fmt.Errorf("%s: %w", path, ErrNotNamespace)
+	case err != nil:
+		return nil, &os.PathError{Op: "open network namespace", Path: path, Err: err}
+	}
+	id, err := identify(fd)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("%s: %w", path, err), unix.Close(fd))
+	}
+	return &Namespace{fd: fd, id: id}, nil
+}
+
+// OwnNamespace opens the network namespace of the calling thread.
+func OwnNamespace() (*Namespace, error) { return OpenNamespace("/proc/thread-self/ns/net") }
+
+// identify tells a network namespace from everything else that can be opened.
+func identify(fd int) (NamespaceID, error) {
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(fd, &fs); err != nil {
+		return NamespaceID{}, os.NewSyscallError("fstatfs", err)
+	}
+	if fs.Type != unix.NSFS_MAGIC {
+		return NamespaceID{}, fmt.Errorf("%w (filesystem type %#x)", ErrNotNamespace, fs.Type)
+	}
+	kind, err := unix.IoctlRetInt(fd, unix.NS_GET_NSTYPE)
+	if err != nil {
+		return NamespaceID{}, os.NewSyscallError("ask for the namespace's type", err)
+	}
+	if kind != unix.CLONE_NEWNET {
+		return NamespaceID{}, fmt.Errorf("%w but a namespace of another type (%#x)", ErrNotNamespace, kind)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return NamespaceID{}, os.NewSyscallError("fstat", err)
+	}
+	return NamespaceID{Dev: st.Dev, Inode: st.Ino}, nil
+}
+
+// ID identifies the namespace.
+func (ns *Namespace) ID() NamespaceID { return ns.id }
+
+// Close closes the file; the namespace goes when nothing else holds it.
+func (ns *Namespace) Close() error { return os.NewSyscallError("close", unix.Close(ns.fd)) }
+
+// Do calls fn on an OS thread that is inside the namespace, with a Conn opened
+// there. This is the one way to reach devices of another namespace.
+func (ns *Namespace) Do(fn func(*Conn) error) error {
+	return ns.Run(func() error {
+		c, err := Open()
+		if err != nil {
+			return err
+		}
+		return errors.Join(fn(c), c.Close())
+	})
+}
+
+// Run calls fn on an OS thread that is inside the namespace. fn must not start
+// goroutines that count on being there.
+func (ns *Namespace) Run(fn func() error) error {
+	type outcome struct {
+		err      error
+		panicked any
+	}
+	result := make(chan outcome, 1)
+	go func() {
+		// The thread is never unlocked: when this goroutine ends, the runtime
+		// ends the thread with it, so no other goroutine can inherit the
+		// namespace, whatever happened in fn.
+		runtime.LockOSThread()
+		var o outcome
+		defer func() {
+			o.panicked = recover() // let it go on in the caller, who can handle it
+			result <- o
+		}()
+		if err := unix.Setns(ns.fd, unix.CLONE_NEWNET); err != nil {
+			o.err = fmt.Errorf("enter network namespace %s: %w", ns.id, err)
+			return
+		}
+		o.err = fn()
+	}()
+	o := <-result
+	if o.panicked != nil {
+		panic(o.panicked)
+	}
+	return o.err
+}

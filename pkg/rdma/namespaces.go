@@ -1,0 +1,82 @@
+package rdma
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// Reachable calls fn for each network namespace that a path on this machine
+// leads to, once: first bind mounts, then processes, then files that processes
+// hold open. path is that path, good for an error message. fn returns true to
+// end the walk; it must not keep ns. Namespaces that come or go meanwhile can
+// be missed; namespaces that only a socket or the kernel holds have no path.
+//
+// The walk reads all of /proc and costs milliseconds for each hundred
+// processes.
+func Reachable(fn func(path string, ns *Namespace) bool) {
+	seen := map[NamespaceID]bool{}
+	visit := func(path string) bool {
+		ns, err := OpenNamespace(path)
+		if err != nil {
+			return false
+		}
+		defer func() { _ = ns.Close() }()
+		if seen[ns.ID()] {
+			return false
+		}
+		seen[ns.ID()] = true
+		return fn(path, ns)
+	}
+	if mounts, err := os.Open("/proc/self/mountinfo"); err == nil {
+		paths := namespaceMounts(mounts)
+		_ = mounts.Close()
+		for _, path := range paths {
+			if visit(path) {
+				return
+			}
+		}
+	}
+	processes, _ := filepath.Glob("/proc/[0-9]*")
+	for _, p := range processes {
+		if visit(p + "/ns/net") {
+			return
+		}
+	}
+	for _, p := range processes {
+		files, err := os.ReadDir(p + "/fd")
+		if err != nil {
+			continue
+		}
+		for _, f := range files {
+			path := p + "/fd/" + f.Name()
+			if target, err := os.Readlink(path); err == nil && strings.HasPrefix(target, "net:[") && visit(path) {
+				return
+			}
+		}
+	}
+}
+
+// namespaceMounts finds the mount points of network namespaces in a
+// mountinfo(5) file: their root field is that of a file on nsfs.
+func namespaceMounts(mountinfo io.Reader) []string {
+	var paths []string
+	for lines := bufio.NewScanner(mountinfo); lines.Scan(); {
+		fields := strings.Fields(lines.Text())
+		if len(fields) > 4 && strings.HasPrefix(fields[3], "net:[") {
+			paths = append(paths, unescape(fields[4]))
+		}
+	}
+	return paths
+}
+
+// unescape undoes mountinfo's octal escapes of blanks and backslashes.
+func unescape(s string) string {
+	for _, c := range []byte(" \t\n\\") {
+		s = strings.ReplaceAll(s, fmt.Sprintf("\\%03o", c), string(c))
+	}
+	return s
+}

@@ -1,0 +1,33 @@
+package rdma
+
+import (
+	"fmt"
+
+	"github.com/vishvananda/netlink/nl"
+)
+
+const (
+	cmdPortGet = 5 // RDMA_NLDEV_CMD_PORT_GET
+)
+
+// Port is a port of a device.
+type Port struct {
+	// State is the port's logical state as the InfiniBand specification counts
+	// it: 1 down, 2 initializing, 3 armed, 4 active.
+	State uint8
+	// Netdev is the name of its network interface, empty if it has none or if
+	// that is in another namespace than the Conn.
+	Netdev string
+}
+
+// Port reads port number port, counted from 1, of a device in the Conn's
+// namespace.
+func (c *Conn) Port(index, port uint32) (Port, error) {
+	attrs, err := c.get(fmt.Sprintf("look up port %d of RDMA device %d", port, index), cmdPortGet,
+		uint32Attr(nl.RDMA_NLDEV_ATTR_DEV_INDEX, index), uint32Attr(nl.RDMA_NLDEV_ATTR_PORT_INDEX, port))
+	if err != nil {
+		return Port{}, err
+	}
+	state, _ := attrs.uint8(nl.RDMA_NLDEV_ATTR_PORT_STATE)
+	return Port{State: state, Netdev: attrs.text(nl.RDMA_NLDEV_ATTR_NDEV_NAME)}, nil
+}

@@ -1,0 +1,179 @@
+package state
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// DefaultDir is where the records are.
+const DefaultDir = "/run/cni/rdma"
+
+const (
+	dirMode       = 0o700
+	fileMode      = 0o600
+	maxRecordSize = 64 << 10
+)
+
+// Store is the directory of the records. Whoever changes it holds its lock.
+type Store struct{ dir string }
+
+// NewStore gives the store in a directory, which need not exist yet.
+func NewStore(dir string) *Store { return &Store{dir: dir} }
+
+// Dir is the store's directory.
+func (s *Store) Dir() string { return s.dir }
+
+func (s *Store) path(file string) string { return filepath.Join(s.dir, file) }
+
+// prepare makes the directory, or makes sure that it is ours alone.
+func (s *Store) prepare() error {
+	if err := os.MkdirAll(filepath.Dir(s.dir), 0o755); err != nil {
+		return fmt.Errorf("create state directory: %w", err)
+	}
+	err := os.Mkdir(s.dir, dirMode)
+	if err == nil {
+		return nil
+	}
+	if !errors.Is(err, os.ErrExist) {
+		return fmt.Errorf("create state directory: %w", err)
+	}
+	var st unix.Stat_t
+	if err := unix.Lstat(s.dir, &st); err != nil {
+		return &os.PathError{Op: "check state directory", Path: s.dir, Err: err}
+	}
+	switch {
+	case st.Mode&unix.S_IFMT != unix.S_IFDIR:
+		return fmt.Errorf("state directory %s is not a directory (mode %#o); remove it", s.dir, st.Mode)
+	case int(st.Uid) != os.Geteuid():
+		return fmt.Errorf("state directory %s belongs to user %d instead of %d; remove it or change its owner", s.dir, st.Uid, os.Geteuid())
+	case st.Mode&0o777 != dirMode:
+		if err := os.Chmod(s.dir, dirMode); err != nil {
+			return fmt.Errorf("restrict state directory: %w", err)
+		}
+	}
+	return nil
+}
+
+// Writable tells whether a record could be written now. It takes no lock.
+func (s *Store) Writable() error {
+	if err := s.prepare(); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(s.dir, ".probe-")
+	if err != nil {
+		return fmt.Errorf("write to state directory: %w", err)
+	}
+	_, err = f.Write(make([]byte, 1024))
+	if err = errors.Join(err, f.Close(), os.Remove(f.Name())); err != nil {
+		return fmt.Errorf("write to state directory: %w", err)
+	}
+	return nil
+}
+
+// Names lists the record files. A directory that does not exist has none.
+func (s *Store) Names() ([]Name, error) {
+	list, err := os.ReadDir(s.dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read state directory: %w", err)
+	}
+	var names []Name
+	for _, e := range list {
+		if n, ok := parseName(e.Name()); ok {
+			names = append(names, n)
+		}
+	}
+	return names, nil
+}
+
+// Load reads a record. A file that is gone is an os.ErrNotExist, one that
+// cannot be used a *DamagedError.
+func (s *Store) Load(n Name) (*Record, error) {
+	path := s.path(n.file())
+	data, err := readRegular(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("load record: %w", err)
+	}
+	if err != nil {
+		return nil, &DamagedError{Name: n, Path: path, Err: err}
+	}
+	r, err := decode(data, n)
+	if err != nil {
+		return nil, &DamagedError{Name: n, Path: path, Err: err}
+	}
+	return r, nil
+}
+
+// readRegular reads a file that must be a plain one of a sane size.
+func readRegular(path string) (_ []byte, err error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if info.Mode().Type() != 0 {
+		return nil, fmt.Errorf("it is no regular file (%s)", info.Mode().Type())
+	}
+	data, err := io.ReadAll(io.LimitReader(f, maxRecordSize+1))
+	if err == nil && len(data) > maxRecordSize {
+		err = fmt.Errorf("it is longer than %d bytes", maxRecordSize)
+	}
+	return data, err
+}
+
+// Save writes a record: it is there whole or as it was before.
+func (s *Store) Save(r *Record) error {
+	r.Version = Version
+	data, err := json.Marshal(r)
+	if err != nil {
+		return fmt.Errorf("encode record: %w", err)
+	}
+	// The lock is held, so one name for the temporary file is enough; what a
+	// killed process left of it is overwritten.
+	temp := s.path(".new")
+	if err := writeFile(temp, append(data, '\n')); err != nil {
+		return errors.Join(fmt.Errorf("write record: %w", err), removeIfThere(temp))
+	}
+	if err := os.Rename(temp, s.path(r.Name().file())); err != nil {
+		return errors.Join(fmt.Errorf("write record: %w", err), removeIfThere(temp))
+	}
+	return nil
+}
+
+func writeFile(path string, data []byte) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, fileMode)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	return errors.Join(err, f.Close())
+}
+
+// Delete removes a record file; one that is gone already is no error.
+func (s *Store) Delete(n Name) error {
+	if err := removeIfThere(s.path(n.file())); err != nil {
+		return fmt.Errorf("remove record: %w", err)
+	}
+	return nil
+}
+
+func removeIfThere(path string) error {
+	err := os.Remove(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
