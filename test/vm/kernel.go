@@ -1,0 +1,219 @@
+package main
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// kernel is one row of the table: where a stock kernel comes from and what
+// belongs into its guest.
+type kernel struct {
+	name    string
+	suite   string
+	load    []string // modules loaded at boot, with dependencies; "name param=value"
+	carry   []string // modules in the guest's /lib/modules for modprobe
+	rdmasim bool
+}
+
+var base = []string{
+	"virtio_pci", "virtio_console", "9pnet_virtio", "9p", "configfs",
+	"igb", "igbvf", "veth", "dummy numdummies=0", "bridge", "macvlan",
+	"ib_core netns_mode=0", "ib_uverbs", "ib_umad", "rdma_ucm",
+}
+
+var kernels = []kernel{
+	{name: "6.1", suite: stable, load: base, carry: []string{"ib_ipoib"}, rdmasim: true},
+}
+
+func findKernel(name string) (kernel, error) {
+	var names []string
+	for _, k := range kernels {
+		if k.name == name {
+			return k, nil
+		}
+		names = append(names, k.name)
+	}
+	return kernel{}, fmt.Errorf("no kernel %q; there are %s", name, strings.Join(names, ", "))
+}
+
+// tree is a kernel's packages extracted into a folder.
+type tree struct {
+	dir      string // the folder; below it root/ has the packages' files
+	Version  string // as uname -r
+	Packages []string
+	Format   int
+}
+
+// treeFormat is raised when what is done to a tree changes.
+const treeFormat = 1
+
+func (t tree) root() string    { return filepath.Join(t.dir, "root") }
+func (t tree) modules() string { return filepath.Join(t.root(), "lib/modules", t.Version) }
+func (t tree) headers() string {
+	return filepath.Join(t.root(), "usr/src/linux-headers-"+t.Version)
+}
+
+// image prefers the uncompressed kernel: unpacking it under emulation takes seconds.
+func (t tree) image() string {
+	if vmlinux := filepath.Join(t.dir, "vmlinux"); exists(vmlinux) {
+		return vmlinux
+	}
+	return filepath.Join(t.root(), "boot/vmlinuz-"+t.Version)
+}
+
+// loadTree reads a finished tree; ErrNotExist if there is none.
+func loadTree(dir string) (tree, error) {
+	t := tree{dir: dir}
+	text, err := os.ReadFile(filepath.Join(dir, "tree.json"))
+	if err != nil {
+		return t, err
+	}
+	if err := json.Unmarshal(text, &t); err != nil {
+		return t, err
+	}
+	if t.Format != treeFormat {
+		return t, fs.ErrNotExist
+	}
+	return t, nil
+}
+
+// fetchTree downloads and extracts; nothing is installed on the machine. A
+// folder made is pinned to its version until it is removed.
+func (k kernel) fetchTree(a apt, dir string) (tree, error) {
+	t := tree{dir: dir, Format: treeFormat}
+	if err := os.RemoveAll(dir); err != nil {
+		return t, err
+	}
+	debs := filepath.Join(dir, "debs")
+	if err := os.MkdirAll(debs, 0o755); err != nil {
+		return t, err
+	}
+	version, packages, err := k.resolve(a)
+	if err != nil {
+		return t, err
+	}
+	t.Version, t.Packages = version, packages
+	if err := a.download(debs, packages...); err != nil {
+		return t, err
+	}
+	files, err := filepath.Glob(debs + "/*.deb")
+	if err != nil {
+		return t, err
+	}
+	for _, deb := range files {
+		if err := run("", "dpkg-deb", "-x", deb, t.root()); err != nil {
+			return t, err
+		}
+	}
+	if err := os.RemoveAll(debs); err != nil {
+		return t, err
+	}
+	if err := t.finish(); err != nil {
+		return t, err
+	}
+	text, err := json.MarshalIndent(t, "", "\t")
+	if err != nil {
+		return t, err
+	}
+	return t, os.WriteFile(filepath.Join(dir, "tree.json"), text, 0o644)
+}
+
+// resolve follows the metapackage to the kernel of the day and names its packages.
+func (k kernel) resolve(a apt) (version string, packages []string, err error) {
+	deps, err := a.depends(k.suite, "linux-image-amd64")
+	if err != nil {
+		return "", nil, err
+	}
+	for _, d := range deps {
+		if v, ok := strings.CutPrefix(d, "linux-image-"); ok && strings.HasPrefix(v, k.name+".") {
+			version = v
+		}
+	}
+	if version == "" {
+		return "", nil, fmt.Errorf("linux-image-amd64 of %s depends on %v, none of them a kernel %s", k.suite, deps, k.name)
+	}
+	headers := "linux-headers-" + version
+	deps, err = a.depends(k.suite, headers)
+	if err != nil {
+		return "", nil, err
+	}
+	packages = []string{"linux-image-" + version, headers}
+	for _, d := range deps {
+		if strings.HasPrefix(d, "linux-headers-") || strings.HasPrefix(d, "linux-kbuild-") {
+			packages = append(packages, d)
+		}
+	}
+	return version, packages, nil
+}
+
+// finish makes an extracted tree usable where it lies.
+func (t tree) finish() error {
+	makefile := filepath.Join(t.headers(), "Makefile")
+	text, err := os.ReadFile(makefile)
+	if err != nil {
+		return err
+	}
+	text = bytes.ReplaceAll(text, []byte("/usr/src/"), []byte(t.root()+"/usr/src/"))
+	if err := os.WriteFile(makefile, text, 0o644); err != nil {
+		return err
+	}
+	if err := run("", "/sbin/depmod", "-b", t.root(), t.Version); err != nil {
+		return err
+	}
+	if err := t.unpackImage(); err != nil {
+		logf("kernel %s stays compressed, the first boot takes longer: %v", t.Version, err)
+	}
+	return nil
+}
+
+// unpackImage takes the ELF kernel out of the bzImage. The layout is the boot
+// protocol's: setup sectors, then the protected-mode code, which has the
+// payload at an offset of its own header.
+func (t tree) unpackImage() error {
+	b, err := os.ReadFile(filepath.Join(t.root(), "boot/vmlinuz-"+t.Version))
+	if err != nil {
+		return err
+	}
+	if len(b) < 0x260 || string(b[0x202:0x206]) != "HdrS" {
+		return errors.New("not a bzImage")
+	}
+	setup := (int(b[0x1f1]) + 1) * 512
+	offset := setup + int(binary.LittleEndian.Uint32(b[0x248:]))
+	length := int(binary.LittleEndian.Uint32(b[0x24c:]))
+	if offset+length > len(b) {
+		return errors.New("payload outside of the image")
+	}
+	payload := b[offset : offset+length]
+	var cmd *exec.Cmd
+	switch {
+	case bytes.HasPrefix(payload, []byte("\xfd7zXZ")):
+		cmd = exec.Command("xz", "-dc", "--single-stream")
+	case bytes.HasPrefix(payload, []byte("\x28\xb5\x2f\xfd")):
+		cmd = exec.Command("zstd", "-dc")
+	default:
+		return fmt.Errorf("payload starts with % x", payload[:4])
+	}
+	// The last four bytes are the unpacked size, not part of the stream.
+	cmd.Stdin = bytes.NewReader(payload[:length-4])
+	elf, err := cmd.Output()
+	if err != nil {
+		return fmt.Errorf("%v: %w", cmd.Args, err)
+	}
+	if !bytes.HasPrefix(elf, []byte("\x7fELF")) {
+		return errors.New("payload is no ELF file")
+	}
+	return os.WriteFile(filepath.Join(t.dir, "vmlinux"), elf, 0o644)
+}
+
+func exists(file string) bool {
+	_, err := os.Stat(file)
+	return err == nil
+}
