@@ -107,6 +107,7 @@ func writeInitramfs(file string, t tree, k kernel, init, rdmasim string) error {
 	c.file("/etc/passwd", 0o644, []byte("root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n"))
 	c.file("/etc/group", 0o644, []byte("root:x:0:\nnogroup:x:65534:\n"))
 	c.file("/etc/hosts", 0o644, []byte("127.0.0.1 localhost bed\n::1 localhost\n"))
+	c.file("/bin/rdmasim", 0o755, []byte(rdmasimCommand))
 	c.host("/init", init)
 	if err := addTools(c); err != nil {
 		return err
@@ -119,6 +120,13 @@ func writeInitramfs(file string, t tree, k kernel, init, rdmasim string) error {
 	}
 	return f.Close()
 }
+
+// rdmasimCommand sends a command to the module or, without one, lists the
+// devices. Busybox's echo names the errno of a failed write; the shell's does not.
+const rdmasimCommand = `#!/bin/sh
+[ $# = 0 ] && exec cat /dev/rdmasim
+exec busybox echo "$*" >/dev/rdmasim
+`
 
 func addTools(c *cpio) error {
 	for _, tool := range guestTools {

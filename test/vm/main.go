@@ -10,6 +10,7 @@ package main
 
 import (
 	"context"
+	_ "embed"
 	"errors"
 	"flag"
 	"fmt"
@@ -36,6 +37,9 @@ func main() {
 	}
 	os.Exit(code)
 }
+
+//go:embed selftest.sh
+var selftest string
 
 const usage = `usage: go run ./test/vm prepare|run|selftest [flags] [-- COMMAND ARG...]
 "run -h" lists the flags`
@@ -85,6 +89,9 @@ func command(args []string) (int, error) {
 		if len(r.args) == 0 {
 			return 2, fmt.Errorf("run: no command\n%s", usage)
 		}
+		return r.run(ctx)
+	case "selftest":
+		r.args = []string{"sh", "-c", selftest}
 		return r.run(ctx)
 	}
 	return 2, errors.New(usage)

@@ -73,6 +73,10 @@ func agent() error {
 	if err != nil {
 		return err
 	}
+	vfs, err := saveVFs()
+	if err != nil {
+		return err
+	}
 	// The image is saved after this frame and before the next read returns.
 	if err := p.send(wire.Ready, nil); err != nil {
 		return err
@@ -88,7 +92,7 @@ func agent() error {
 			if err := json.Unmarshal(payload, &job); err != nil {
 				return err
 			}
-			go func() { fail("report", report(p, run(p, job))) }()
+			go func() { fail("report", report(p, run(p, vfs, job))) }()
 		case wire.Blocked:
 			if err := write("/proc/sysrq-trigger", "w"); err != nil {
 				return err
@@ -127,8 +131,8 @@ func report(w *port, result wire.Result) error {
 }
 
 // run makes the resumed guest current, mounts the share and runs the command.
-func run(p *port, job wire.Job) wire.Result {
-	if err := prepare(job); err != nil {
+func run(p *port, vfs vfConfigs, job wire.Job) wire.Result {
+	if err := errors.Join(vfs.restore(), prepare(job)); err != nil {
 		return wire.Result{Err: err.Error()}
 	}
 	cmd := exec.Command(job.Args[0], job.Args[1:]...)

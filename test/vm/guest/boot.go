@@ -122,6 +122,12 @@ func createVFs(n int, pf string) error {
 	if err := ip("link", "set", netdev, "up"); err != nil {
 		return err
 	}
+	if err := wait("carrier on "+netdev, func() bool {
+		text, err := os.ReadFile("/sys/class/net/" + netdev + "/carrier")
+		return err == nil && text[0] == '1'
+	}); err != nil {
+		return err
+	}
 	if err := write(pf+"/sriov_drivers_autoprobe", "0"); err != nil {
 		return err
 	}
@@ -153,18 +159,25 @@ func createVFs(n int, pf string) error {
 }
 
 // waitNetdev waits for the function's netdev and returns its name.
-func waitNetdev(function string) (string, error) {
-	deadline := time.Now().Add(20 * time.Second)
-	for {
+func waitNetdev(function string) (name string, err error) {
+	err = wait("netdev on "+filepath.Base(function), func() bool {
 		entries, err := os.ReadDir(function + "/net")
-		if err == nil && len(entries) > 0 {
-			return entries[0].Name(), nil
+		if err != nil || len(entries) == 0 {
+			return false
 		}
+		name = entries[0].Name()
+		return true
+	})
+	return name, err
+}
+
+func wait(what string, there func() bool) error {
+	for deadline := time.Now().Add(20 * time.Second); !there(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			return "", fmt.Errorf("no netdev on %s", filepath.Base(function))
+			return fmt.Errorf("no %s within 20 s", what)
 		}
-		time.Sleep(5 * time.Millisecond)
 	}
+	return nil
 }
 
 func settings() error {
