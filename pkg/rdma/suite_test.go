@@ -1,0 +1,13 @@
+package rdma
+
+import (
+	"testing"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+)
+
+func TestRDMA(t *testing.T) {
+	RegisterFailHandler(Fail)
+	RunSpecs(t, "rdma")
+}
