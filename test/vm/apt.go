@@ -23,6 +23,9 @@ type source struct {
 // count as the same: no -t, which would prefer the suite of exactly that name.
 const stable = "bookworm"
 
+// stableSuites are not -backports: each row of the kernel table asks for its own.
+var stableSuites = []string{stable, stable + "-updates", stable + "-security"}
+
 func target(suite string) []string {
 	if suite == stable {
 		return nil
@@ -51,18 +54,43 @@ func (a apt) private() []string {
 	}
 }
 
-// update writes the private sources file and fetches the lists.
+// update fetches the lists of the machine's own suites and of those named.
 func (a apt) update(suites []string) error {
-	list, err := privateSources(suites)
+	own, mirror, err := debianSources()
 	if err != nil {
 		return err
 	}
+	for _, suite := range suites {
+		own = append(own, source{uri: mirror.uri, suite: suite, signedBy: mirror.signedBy})
+	}
+	return a.fetchLists(own)
+}
+
+// updateOnly fetches the lists of one suite of the machine's mirror and no other.
+func (a apt) updateOnly(suite string) error {
+	_, mirror, err := debianSources()
+	if err != nil {
+		return err
+	}
+	mirror.suite = suite
+	return a.fetchLists([]source{mirror})
+}
+
+func (a apt) fetchLists(sources []source) error {
 	for _, d := range []string{"lists/partial", "archives/partial"} {
 		if err := os.MkdirAll(filepath.Join(a.dir, d), 0o755); err != nil {
 			return err
 		}
 	}
-	if err := os.WriteFile(filepath.Join(a.dir, "sources.list"), list, 0o644); err != nil {
+	var list bytes.Buffer
+	for _, s := range sources {
+		options := ""
+		if s.signedBy != "" {
+			options = "[signed-by=" + s.signedBy + "] "
+		}
+		fmt.Fprintf(&list, "deb %s%s %s main\n", options, s.uri, s.suite)
+	}
+	if err := os.WriteFile(filepath.Join(a.dir, "sources.list"), list.Bytes(), 0o644); err != nil {
 		return err
 	}
 	return run("", asRoot("apt-get", append(a.options(), "update")...)...)
@@ -81,94 +109,77 @@ func (a apt) download(dir string, packages ...string) error {
 	return run(dir, slices.Concat([]string{"apt-get"}, a.options(), []string{"download"}, packages)...)
 }
 
-// depends names what a package of a suite depends on; the suite picks its version.
-func (a apt) depends(suite, pkg string) ([]string, error) {
-	version, err := a.candidate(suite, pkg)
+// release is one version of a package and what it depends on.
+type release struct {
+	version string
+	depends []string
+}
+
+// releases lists a package's versions in all suites, apt's preferred ones first.
+func (a apt) releases(pkg string) ([]release, error) {
+	text, err := exec.Command("apt-cache", append(a.private(), "show", pkg)...).Output()
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("apt-cache show %s: %w; is this machine's Debian mirror complete?", pkg, err)
 	}
-	text, err := exec.Command("apt-cache", append(a.private(), "show", pkg+"="+version)...).Output()
-	if err != nil {
-		return nil, fmt.Errorf("apt-cache show %s=%s: %w", pkg, version, err)
+	var all []release
+	for stanza := range strings.SplitSeq(string(text), "\n\n") {
+		var r release
+		for line := range strings.Lines(stanza) {
+			key, value, _ := strings.Cut(strings.TrimSpace(line), ": ")
+			switch key {
+			case "Version":
+				r.version = value
+			case "Depends":
+				r.depends = packageNames(value)
+			}
+		}
+		if r.version != "" {
+			all = append(all, r)
+		}
 	}
+	return all, nil
+}
+
+// packageNames reads a dependency list; of alternatives it takes the first.
+func packageNames(list string) []string {
 	var names []string
-	for line := range strings.Lines(string(text)) {
-		list, ok := strings.CutPrefix(line, "Depends:")
-		if !ok {
-			continue
-		}
-		for dep := range strings.SplitSeq(list, ",") {
-			name, _, _ := strings.Cut(strings.TrimSpace(dep), " ")
-			names = append(names, name)
+	for dep := range strings.SplitSeq(list, ",") {
+		if f := strings.Fields(dep); len(f) > 0 {
+			names = append(names, f[0])
 		}
 	}
-	return names, nil
+	return names
 }
 
-// candidate is the newest version of a package that the suite (or its security
-// suite) would install.
-func (a apt) candidate(suite, pkg string) (string, error) {
-	args := slices.Concat(a.options(), target(suite), []string{"-s", "install", pkg})
-	out, err := exec.Command("apt-get", args...).CombinedOutput()
-	// Inst NAME [INSTALLED] (VERSION ARCHIVES [ARCH])
-	for line := range strings.Lines(string(out)) {
-		f := strings.Fields(line)
-		if len(f) > 2 && f[0] == "Inst" && f[1] == pkg {
-			_, version, _ := strings.Cut(line, "(")
-			return strings.Fields(version)[0], nil
-		}
+// debianSources finds the machine's own Debian suites among its apt sources, and
+// the entry that names its mirror.
+func debianSources() (own []source, mirror source, err error) {
+	if err := checkDebian(); err != nil {
+		return nil, mirror, err
 	}
-	if installed, qerr := exec.Command("dpkg-query", "-W", "-f", "${Version}", pkg).Output(); err == nil && qerr == nil {
-		return string(installed), nil
-	}
-	return "", fmt.Errorf("%s is not in suite %s of this machine's Debian mirror: %w\n%s", pkg, suite, err, out)
-}
-
-// privateSources is the machine's own Debian sources plus the suites named, on
-// the same mirror with the same key.
-func privateSources(suites []string) ([]byte, error) {
 	all, err := machineSources()
 	if err != nil {
-		return nil, err
+		return nil, mirror, err
 	}
-	codename, err := debianCodename()
-	if err != nil {
-		return nil, err
-	}
-	var b bytes.Buffer
-	var mirror *source
 	for _, s := range all {
-		if !strings.HasPrefix(s.suite, codename) || !slices.Contains(s.components, "main") {
+		if !slices.Contains(s.components, "main") || !slices.Contains(stableSuites, s.suite) {
 			continue
 		}
-		if s.suite == codename {
-			mirror = &s
-		}
-		writeSource(&b, s)
-	}
-	if mirror == nil {
-		return nil, fmt.Errorf("no apt source of this machine has suite %q with component main; the test bed takes QEMU and kernels from the Debian mirror named there", codename)
-	}
-	for _, suite := range suites {
-		if !bytes.Contains(b.Bytes(), []byte(" "+suite+" ")) {
-			writeSource(&b, source{uri: mirror.uri, suite: suite, signedBy: mirror.signedBy})
+		own = append(own, s)
+		if s.suite == stable {
+			mirror = s
 		}
 	}
-	return b.Bytes(), nil
-}
-
-func writeSource(w io.Writer, s source) {
-	options := ""
-	if s.signedBy != "" {
-		options = "[signed-by=" + s.signedBy + "] "
+	if mirror.uri == "" {
+		return nil, mirror, fmt.Errorf("no apt source of this machine has suite %q with component main; the test bed takes QEMU and kernels from the Debian mirror named there", stable)
 	}
-	fmt.Fprintf(w, "deb %s%s %s main\n", options, s.uri, s.suite)
+	return own, mirror, nil
 }
 
-func debianCodename() (string, error) {
+func checkDebian() error {
 	text, err := os.ReadFile("/etc/os-release")
 	if err != nil {
-		return "", err
+		return err
 	}
 	fields := map[string]string{}
 	for line := range strings.Lines(string(text)) {
@@ -176,9 +187,9 @@ func debianCodename() (string, error) {
 		fields[k] = strings.Trim(v, `"`)
 	}
 	if fields["ID"] != "debian" || fields["VERSION_CODENAME"] != stable {
-		return "", fmt.Errorf("the test bed is made for Debian 12 (bookworm); this is %s", fields["PRETTY_NAME"])
+		return fmt.Errorf("the test bed is made for Debian 12 (%s); this is %s", stable, fields["PRETTY_NAME"])
 	}
-	return fields["VERSION_CODENAME"], nil
+	return nil
 }
 
 // machineSources reads the machine's apt sources in both formats.

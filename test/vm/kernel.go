@@ -10,6 +10,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -21,6 +23,7 @@ type kernel struct {
 	load    []string // modules loaded at boot, with dependencies; "name param=value"
 	carry   []string // modules in the guest's /lib/modules for modprobe
 	rdmasim bool
+	libc    string // suite whose C library the packaged build tools need, if not the machine's
 }
 
 var base = []string{
@@ -37,6 +40,7 @@ var extra = []string{"ib_ipoib", "rdma_rxe", "crc32_generic"}
 var kernels = []kernel{
 	{name: "6.1", suite: stable, load: base, carry: extra, rdmasim: true},
 	{name: "6.12", suite: "bookworm-backports", load: base, carry: extra, rdmasim: true},
+	{name: "7.3", suite: "trixie-backports", load: base, carry: []string{"ib_ipoib", "rdma_rxe"}, rdmasim: true, libc: "trixie"},
 }
 
 func findKernel(name string) (kernel, error) {
@@ -71,6 +75,14 @@ func (t tree) headers() string {
 func (t tree) image() string {
 	if vmlinux := filepath.Join(t.dir, "vmlinux"); exists(vmlinux) {
 		return vmlinux
+	}
+	return t.bzImage()
+}
+
+// bzImage lies beside the modules from 7.3 on.
+func (t tree) bzImage() string {
+	if file := filepath.Join(t.modules(), "vmlinuz"); exists(file) {
+		return file
 	}
 	return filepath.Join(t.root(), "boot/vmlinuz-"+t.Version)
 }
@@ -125,6 +137,11 @@ func (k kernel) fetchTree(a apt, dir string) (tree, error) {
 	if err := t.finish(); err != nil {
 		return t, err
 	}
+	if k.libc != "" {
+		if err := t.wrapBuildTools(a, k.libc); err != nil {
+			return t, err
+		}
+	}
 	text, err := json.MarshalIndent(t, "", "\t")
 	if err != nil {
 		return t, err
@@ -132,36 +149,48 @@ func (k kernel) fetchTree(a apt, dir string) (tree, error) {
 	return t, os.WriteFile(filepath.Join(dir, "tree.json"), text, 0o644)
 }
 
-// resolve follows the metapackage to the kernel of the day and names its packages.
+// resolve follows the metapackage to the kernel of the day and names its
+// packages. Newer kernels come in several: what the image package depends on.
 func (k kernel) resolve(a apt) (version string, packages []string, err error) {
-	deps, err := a.depends(k.suite, "linux-image-amd64")
+	metas, err := a.releases("linux-image-amd64")
 	if err != nil {
 		return "", nil, err
 	}
-	for _, d := range deps {
-		if v, ok := strings.CutPrefix(d, "linux-image-"); ok && strings.HasPrefix(v, k.name+".") {
-			version = v
+	for _, meta := range metas {
+		for _, d := range meta.depends {
+			if v, ok := strings.CutPrefix(d, "linux-image-"); ok && strings.HasPrefix(v, k.name+".") && version == "" {
+				version = v
+			}
 		}
 	}
 	if version == "" {
-		return "", nil, fmt.Errorf("linux-image-amd64 of %s depends on %v, none of them a kernel %s", k.suite, deps, k.name)
+		return "", nil, fmt.Errorf("no linux-image-amd64 of this machine's Debian mirror is a kernel %s", k.name)
 	}
-	headers := "linux-headers-" + version
-	deps, err = a.depends(k.suite, headers)
-	if err != nil {
-		return "", nil, err
-	}
-	packages = []string{"linux-image-" + version, headers}
-	for _, d := range deps {
-		if strings.HasPrefix(d, "linux-headers-") || strings.HasPrefix(d, "linux-kbuild-") {
-			packages = append(packages, d)
+	packages = []string{"linux-image-" + version, "linux-headers-" + version}
+	for _, p := range packages {
+		releases, err := a.releases(p)
+		if err != nil {
+			return "", nil, err
+		}
+		for _, d := range releases[0].depends {
+			if kernelPackage.MatchString(d) && !slices.Contains(packages, d) {
+				packages = append(packages, d)
+			}
 		}
 	}
 	return version, packages, nil
 }
 
+// kernelPackage tells a kernel's own packages from those it needs of the system.
+var kernelPackage = regexp.MustCompile(`^linux-(base|binary|modules|headers|kbuild)-[0-9]`)
+
 // finish makes an extracted tree usable where it lies.
 func (t tree) finish() error {
+	if lib := filepath.Join(t.root(), "lib"); !exists(lib) {
+		if err := os.Symlink("usr/lib", lib); err != nil {
+			return err
+		}
+	}
 	makefile := filepath.Join(t.headers(), "Makefile")
 	text, err := os.ReadFile(makefile)
 	if err != nil {
@@ -180,11 +209,56 @@ func (t tree) finish() error {
 	return nil
 }
 
+// wrapBuildTools makes a newer release's objtool and modpost run on this
+// machine: under the C library of their release, which is only unpacked.
+func (t tree) wrapBuildTools(a apt, suite string) error {
+	// Lists of their own: a whole release in the lists that packages are
+	// installed from would upgrade this machine.
+	foreign := apt{dir: a.dir + "-" + suite}
+	if err := foreign.updateOnly(suite); err != nil {
+		return err
+	}
+	libc := filepath.Join(t.dir, "libc")
+	if err := os.MkdirAll(libc, 0o755); err != nil {
+		return err
+	}
+	if err := foreign.download(libc, "libc6"); err != nil {
+		return err
+	}
+	debs, err := filepath.Glob(libc + "/*.deb")
+	if err != nil {
+		return err
+	}
+	if err := run("", "dpkg-deb", "-x", debs[0], libc); err != nil {
+		return err
+	}
+	// The tools themselves only choose one of these by architecture.
+	var tools []string
+	for _, pattern := range []string{"tools/objtool/objtool.real-x86", "scripts/mod/modpost.real-*-lsb-64", "scripts/mod/modpost.real-lsb-64"} {
+		found, err := filepath.Glob(filepath.Join(t.root(), "usr/lib/linux-kbuild-*", pattern))
+		if err != nil {
+			return err
+		}
+		tools = append(tools, found...)
+	}
+	lib := filepath.Join(libc, "usr/lib/x86_64-linux-gnu")
+	for _, tool := range tools {
+		if err := os.Rename(tool, tool+".elf"); err != nil {
+			return err
+		}
+		script := fmt.Sprintf("#!/bin/sh\nexec '%s/ld-linux-x86-64.so.2' --library-path '%s' '%s.elf' \"$@\"\n", lib, lib, tool)
+		if err := os.WriteFile(tool, []byte(script), 0o755); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // unpackImage takes the ELF kernel out of the bzImage. The layout is the boot
 // protocol's: setup sectors, then the protected-mode code, which has the
 // payload at an offset of its own header.
 func (t tree) unpackImage() error {
-	b, err := os.ReadFile(filepath.Join(t.root(), "boot/vmlinuz-"+t.Version))
+	b, err := os.ReadFile(t.bzImage())
 	if err != nil {
 		return err
 	}
