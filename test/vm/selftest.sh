@@ -157,6 +157,18 @@ check "it moves" rdma dev set ib0 netns pod
 check "all or none: second name taken" refused "Too many open files" sim "add name=x count=2"
 check "none" not grep -q name=x /dev/rdmasim
 
+echo "# soft-RoCE of the stock kernel"
+modprobe -q crc32_generic # its checksum; part of the kernel since 6.14
+modprobe rdma_rxe
+ip link add v0 type veth peer name v1
+ip link set v0 up
+check "a device on a veth" rdma link add rxe0 type rxe netdev v0
+case $(uname -r) in
+6.*) check "refuses to move" refused "Operation not supported" rdma dev set rxe0 netns pod ;;
+*) check "moves" rdma dev set rxe0 netns pod ;;
+esac
+ip link del v0
+
 echo "# unload"
 check "with a device in a pod" rmmod rdmasim
 check "no device left" sh -c '! ls /sys/class/infiniband | grep . && ! ip netns exec pod rdma dev | grep .'

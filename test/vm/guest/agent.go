@@ -94,7 +94,7 @@ func agent() error {
 			}
 			go func() { fail("report", report(p, run(p, vfs, job))) }()
 		case wire.Blocked:
-			if err := write("/proc/sysrq-trigger", "w"); err != nil {
+			if err := printBlocked(); err != nil {
 				return err
 			}
 			go unix.Sync() // what the command wrote to the share so far
@@ -102,6 +102,12 @@ func agent() error {
 			return fmt.Errorf("frame of kind %q", kind)
 		}
 	}
+}
+
+// printBlocked has the kernel print its uninterruptible tasks, which it does at
+// a level that the console leaves out otherwise.
+func printBlocked() error {
+	return errors.Join(write("/proc/sys/kernel/printk", "8"), write("/proc/sysrq-trigger", "w"))
 }
 
 func openPort() (*port, error) {
