@@ -157,12 +157,14 @@ var _ = Describe("a log file", func() {
 		Entry("/dev/stdout, which is the protocol's", "/dev/stdout"),
 	)
 
-	It("has its directory made, one level of it", func() {
+	It("has its directory made, but only one level", func() {
 		dir := logDirectory()
-		f, err := openLog(dir + "/made/rdma.log")
+		Expect(os.Remove(dir)).To(Succeed())
+		Expect(openLog(dir + "/a/rdma.log")).Error().To(MatchError(os.ErrNotExist))
+		Expect(dir).NotTo(BeADirectory())
+		f, err := openLog(dir + "/rdma.log")
 		Expect(err).NotTo(HaveOccurred())
 		Expect(f.Close()).To(Succeed())
-		Expect(openLog(dir + "/not/made/rdma.log")).Error().To(MatchError(os.ErrNotExist))
 	})
 
 	It("is appended to", func() {

@@ -58,11 +58,22 @@ var _ = Describe("the name of a record's file", func() {
 		Entry("only separators in the interface", "c1", "@@@", "0000:3b:00.2"),
 		Entry("the suffix in the interface", "c1", "a.json", "0000:3b:00.2"),
 		Entry("bytes that are no text in the interface", "c1", "e\xff\x01", "0000:3b:00.2"),
-		Entry("the longest container ID that is kept", strings.Repeat("c", maxContainerID), strings.Repeat("i", 15), strings.Repeat("f", 64)),
-		Entry("a container ID one longer", strings.Repeat("c", maxContainerID+1), strings.Repeat("i", 15), strings.Repeat("f", 64)),
 		Entry("a container ID of 200 characters", long, "net1", "0000:3b:00.2"),
 		Entry("a container ID of ten thousand characters", strings.Repeat("c", 10000), "net1", "0000:3b:00.2"),
 	)
+
+	It("fits at every length of a container ID, beside the longest other parts", func() {
+		for length := 1; length < 300; length++ {
+			r := record()
+			r.ContainerID, r.IfName, r.Function = strings.Repeat("c", length), strings.Repeat("i", 15), strings.Repeat("f", 64)
+			file := r.Name().file()
+			Expect(len(file)).To(BeNumerically("<=", 255), "container ID of %d", length)
+			n, ok := parseName(file)
+			Expect(ok).To(BeTrue())
+			Expect(n.Is(r.Key)).To(BeTrue(), "container ID of %d", length)
+			Expect(n.Is(Key{r.ContainerID + "c", r.IfName})).To(BeFalse(), "container ID of %d", length)
+		}
+	})
 
 	It("differs between attachments that look alike", func() {
 		keys := []Key{
