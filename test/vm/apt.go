@@ -93,7 +93,7 @@ func (a apt) fetchLists(sources []source) error {
 	if err := os.WriteFile(filepath.Join(a.dir, "sources.list"), list.Bytes(), 0o644); err != nil {
 		return err
 	}
-	return run("", asRoot("apt-get", append(a.options(), "update")...)...)
+	return run("", append(append([]string{"apt-get"}, a.options()...), "update")...)
 }
 
 // install installs packages on the machine, from the suite if it has them.

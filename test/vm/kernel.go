@@ -97,7 +97,12 @@ func loadTree(dir string) (tree, error) {
 	if err := json.Unmarshal(text, &t); err != nil {
 		return t, err
 	}
-	if t.Format != treeFormat {
+	// The headers name their folder: a tree that was moved is made again.
+	makefile, err := os.ReadFile(filepath.Join(t.headers(), "Makefile"))
+	if err != nil {
+		return t, err
+	}
+	if t.Format != treeFormat || !bytes.Contains(makefile, []byte(t.root()+"/")) {
 		return t, fs.ErrNotExist
 	}
 	return t, nil
