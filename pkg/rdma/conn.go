@@ -1,6 +1,7 @@
 package rdma
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -207,8 +208,10 @@ func answerError(op string, payload []byte, flags uint16) error {
 // attributes are the attributes of one message, by their number.
 type attributes map[uint16][]byte
 
+// parseAttributes copies payload, which is part of a buffer that the next
+// datagram overwrites.
 func parseAttributes(payload []byte) (attributes, error) {
-	list, err := nl.ParseRouteAttr(payload)
+	list, err := nl.ParseRouteAttr(bytes.Clone(payload))
 	if err != nil {
 		return nil, fmt.Errorf("parse netlink attributes: %w", err)
 	}

@@ -30,7 +30,11 @@ type Error struct {
 }
 
 func (e *Error) Error() string {
-	s := e.Op + ": " + e.Errno.Error() + " (" + unix.ErrnoName(e.Errno) + ")"
+	name := unix.ErrnoName(e.Errno)
+	if e.Errno == unix.EOPNOTSUPP {
+		name = "EOPNOTSUPP" // and not its other name ENOTSUP
+	}
+	s := e.Op + ": " + e.Errno.Error() + " (" + name + ")"
 	if e.Message != "" {
 		s += ", kernel says: " + e.Message
 	}

@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // Reachable calls fn for each network namespace that a path on this machine
@@ -18,31 +20,23 @@ import (
 // The walk reads all of /proc and costs milliseconds for each hundred
 // processes.
 func Reachable(fn func(path string, ns *Namespace) bool) {
-	seen := map[NamespaceID]bool{}
-	visit := func(path string) bool {
-		ns, err := OpenNamespace(path)
-		if err != nil {
-			return false
-		}
-		defer func() { _ = ns.Close() }()
-		if seen[ns.ID()] {
-			return false
-		}
-		seen[ns.ID()] = true
-		return fn(path, ns)
+	w := walk{seen: map[uint64]bool{}, fn: fn}
+	if own, err := OwnNamespace(); err == nil {
+		w.nsfs = own.ID().Dev
+		_ = own.Close()
 	}
 	if mounts, err := os.Open("/proc/self/mountinfo"); err == nil {
 		paths := namespaceMounts(mounts)
 		_ = mounts.Close()
 		for _, path := range paths {
-			if visit(path) {
+			if w.visit(path) {
 				return
 			}
 		}
 	}
 	processes, _ := filepath.Glob("/proc/[0-9]*")
 	for _, p := range processes {
-		if visit(p + "/ns/net") {
+		if w.visit(p + "/ns/net") {
 			return
 		}
 	}
@@ -52,12 +46,34 @@ func Reachable(fn func(path string, ns *Namespace) bool) {
 			continue
 		}
 		for _, f := range files {
-			path := p + "/fd/" + f.Name()
-			if target, err := os.Readlink(path); err == nil && strings.HasPrefix(target, "net:[") && visit(path) {
+			if w.visit(p + "/fd/" + f.Name()) {
 				return
 			}
 		}
 	}
+}
+
+type walk struct {
+	nsfs uint64          // the file system of namespaces
+	seen map[uint64]bool // inodes on it
+	fn   func(path string, ns *Namespace) bool
+}
+
+// visit shows a path to fn if it leads to a new namespace. It looks at the
+// file first: opening what processes hold open can have effects, and the text
+// of the link does not tell a namespace whose mount is gone.
+func (w *walk) visit(path string) (stop bool) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil || st.Dev != w.nsfs || w.seen[st.Ino] {
+		return false
+	}
+	w.seen[st.Ino] = true
+	ns, err := OpenNamespace(path)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = ns.Close() }()
+	return w.fn(path, ns)
 }
 
 // namespaceMounts finds the mount points of network namespaces in a

@@ -99,7 +99,7 @@ func (r *Record) Owner() string {
 // record is looked for, so that no file has to be read to find one, and enough
 // to bring the device home if the file cannot be read.
 type Name struct {
-	ContainerID string // encoded: see encodeContainerID
+	ContainerID string // or its digest, see Record.Name
 	IfName      string
 	Function    string
 }
@@ -111,28 +111,27 @@ const (
 	suffix    = ".json"
 )
 
-// maxContainerID leaves room for an interface name, the longest address and
-// the suffix in a file name of 255 bytes.
-const maxContainerID = 255 - len(separator)*2 - 15 - 64 - len(suffix)
+// maxFileName is the limit of Linux file systems, in bytes.
+const maxFileName = 255
 
-// encodeContainerID replaces an ID that would make the file name too long by
-// its digest.
-func encodeContainerID(id string) string {
-	if len(id) <= maxContainerID {
-		return id
-	}
-	sum := sha256.Sum256([]byte(id))
+// digest stands for a container ID that would make the file name too long.
+func digest(containerID string) string {
+	sum := sha256.Sum256([]byte(containerID))
 	return "sha256." + hex.EncodeToString(sum[:])
 }
 
 // Name is the name of the record's file.
 func (r *Record) Name() Name {
-	return Name{ContainerID: encodeContainerID(r.ContainerID), IfName: r.IfName, Function: r.Function}
+	n := Name{ContainerID: r.ContainerID, IfName: r.IfName, Function: r.Function}
+	if len(n.file()) > maxFileName {
+		n.ContainerID = digest(r.ContainerID)
+	}
+	return n
 }
 
 // Is tells whether the file is that of an attachment.
 func (n Name) Is(k Key) bool {
-	return n.ContainerID == encodeContainerID(k.ContainerID) && n.IfName == k.IfName
+	return n.IfName == k.IfName && (n.ContainerID == k.ContainerID || n.ContainerID == digest(k.ContainerID))
 }
 
 func (n Name) file() string {

@@ -1,0 +1,54 @@
+# `make demo` and `make test` are the way in; `make help` lists the rest.
+
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+COMMIT  ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
+# The commit's date, so that the same commit builds the same binary.
+DATE    ?= $(shell git log -1 --format=%cI 2>/dev/null || echo unknown)
+
+GO       ?= go
+KERNEL   ?= 6.1
+LDFLAGS  := -s -w -buildid= -X main.version=$(VERSION) -X main.commit=$(COMMIT) -X main.date=$(DATE)
+GOBUILD  := CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)'
+BED      := build/bed
+VM       := .cache/bin/vm
+
+GOLANGCI_LINT_VERSION := v2.12.0
+
+.PHONY: help build test test-unit test-e2e demo lint fmt bed clean FORCE
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+build: build/rdma ## the plugin, a static binary
+
+build/rdma: FORCE
+	$(GOBUILD) -o $@ ./cmd/rdma
+
+test: test-unit test-e2e ## everything, on a real kernel too
+
+test-unit: ## tests that need neither root nor RDMA
+	$(GO) vet ./...
+	$(GO) test -race ./cmd/... ./pkg/...
+
+# The specs labelled "alone" unfit the guest for others: they get one of their own.
+test-e2e: bed ## the tests on a real kernel, in a virtual machine (KERNEL=6.1)
+	$(VM) run -kernel $(KERNEL) -timeout 30m -share $(BED) -- /bed/guest.sh -ginkgo.label-filter='!alone' $(ARGS)
+	$(VM) run -kernel $(KERNEL) -timeout 5m -share $(BED) -- /bed/guest.sh -ginkgo.label-filter='alone' $(ARGS)
+
+# What the guest gets: the plugin, its delegate and runtime, and the tests.
+bed: $(VM)
+	$(VM) prepare -kernel $(KERNEL)
+	@mkdir -p $(BED)/bin
+	$(GOBUILD) -o $(BED)/bin/rdma ./cmd/rdma
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o $(BED)/bin/ \
+		github.com/containernetworking/cni/cnitool \
+		github.com/containernetworking/plugins/plugins/main/host-device \
+		github.com/containernetworking/plugins/plugins/ipam/host-local
+	CGO_ENABLED=0 $(GO) test -c -trimpath -ldflags '-s -w' -o $(BED)/bin/e2e.test ./test/e2e
+	cp test/e2e/guest.sh $(BED)/
+
+$(VM): FORCE
+	@$(GO) build -o $@ ./test/vm
+
+clean: ## remove build output and downloads
+	rm -rf build .cache

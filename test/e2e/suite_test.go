@@ -1,0 +1,55 @@
+// Package e2e holds the tests that run on a real kernel, inside the guest of
+// test/vm: the real plugin binary, real VFs, real RDMA devices of the test
+// driver. Each spec asks the kernel for its state and not only the plugin for
+// its answer; after each, nothing may be left over.
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+)
+
+// binDir holds the plugins, cnitool and this binary, on the guest's tmpfs: run
+// from the shared folder each page of them would cross the 9p link.
+var binDir string
+
+func TestE2E(t *testing.T) {
+	if _, err := os.Stat(simControl); err != nil {
+		t.Fatalf("these tests run in the guest of test/vm (make test-e2e): %v", err)
+	}
+	RegisterFailHandler(Fail)
+	RunSpecs(t, "rdma-cni on a real kernel")
+}
+
+var _ = BeforeSuite(func() {
+	self, err := os.Executable()
+	Expect(err).NotTo(HaveOccurred())
+	binDir = filepath.Dir(self)
+	for _, name := range []string{"rdma", "cnitool", "host-device", "host-local"} {
+		Expect(filepath.Join(binDir, name)).To(BeAnExistingFile())
+	}
+	run("ip", "netns", "attach", hostName, "1")
+})
+
+// alone labels specs that leave the guest unfit for others.
+const alone = "alone"
+
+// A spec finds a node with one RDMA device for each of the first VFs, and has
+// to leave it as it was.
+var _ = BeforeEach(func() {
+	if slices.Contains(CurrentSpecReport().Labels(), alone) {
+		return
+	}
+	DeferCleanup(sim, "del *")
+	DeferCleanup(expectNothingLeft)
+	addVFDevices()
+	before := snapshot()
+	DeferCleanup(func() {
+		Eventually(snapshot, patience).Should(Equal(before), "the node must be as it was before the spec")
+	})
+})
