@@ -3,6 +3,7 @@ package rdma
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"os"
 	"runtime"
 	"strings"
@@ -336,11 +337,14 @@ var _ = Describe("a Conn's answers", func() {
 		defer runtime.UnlockOSThread()
 		tid := unix.Gettid()
 		go func() {
-			// The runtime itself sends this signal to its threads and
-			// ignores those it did not ask for.
-			for range 50 {
-				_ = unix.Tgkill(os.Getpid(), tid, unix.SIGURG)
-				runtime.Gosched()
+			// The runtime itself sends this signal to its threads and ignores
+			// those it did not ask for. It must find the thread asleep.
+			for sent := 0; sent < 20; runtime.Gosched() {
+				stat, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/stat", tid))
+				if err != nil || strings.Contains(string(stat), ") S ") {
+					_ = unix.Tgkill(os.Getpid(), tid, unix.SIGURG)
+					sent++
+				}
 			}
 			_ = unix.Send(k.fd, message(nldev(1), 0, 7, device(3, "mlx5_3")), 0)
 		}()
