@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -138,6 +139,13 @@ func (c *config) readValidAttachments(keys object) error {
 func (c *config) result() (types.Result, error) {
 	if c.prevResult == nil {
 		return nil, nil
+	}
+	// The library takes for granted that no element of these is null; whatever
+	// else is wrong with them it says itself.
+	var lists struct{ Interfaces, IPs, Routes []*json.RawMessage }
+	_ = json.Unmarshal(c.prevResult, &lists)
+	if slices.Contains(slices.Concat(lists.Interfaces, lists.IPs, lists.Routes), nil) {
+		return nil, errors.New("key prevResult: one of its interfaces, ips or routes is null")
 	}
 	conf := types.PluginConf{CNIVersion: c.cniVersion}
 	if err := json.Unmarshal(c.prevResult, &conf.RawPrevResult); err != nil {

@@ -24,9 +24,8 @@ const (
 // cniError makes the one CNI error of an operation. Its message has to tell
 // the whole story: it is all that kubectl describe shows.
 func cniError(doing string, err error) *types.Error {
-	var already *types.Error
-	if errors.As(err, &already) {
-		return already
+	if e, ok := err.(*types.Error); ok { //nolint:errorlint // one that is wrapped or joined must not hide the rest
+		return e
 	}
 	return types.NewError(code(err), oneLine(doing+": "+err.Error()), "")
 }
@@ -35,6 +34,7 @@ func oneLine(s string) string { return strings.ReplaceAll(s, "\n", "; ") }
 
 func code(err error) uint {
 	var (
+		made      *types.Error
 		timeout   *state.LockTimeoutError
 		busy      *attachment.BusyError
 		netns     *attachment.NetnsError
@@ -47,6 +47,8 @@ func code(err error) uint {
 		link      *os.LinkError
 	)
 	switch {
+	case errors.As(err, &made):
+		return made.Code
 	case errors.As(err, &timeout), errors.As(err, &busy):
 		return types.ErrTryAgainLater
 	case errors.As(err, &netns):

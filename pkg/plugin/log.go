@@ -90,8 +90,9 @@ func openLog(path string) (*os.File, error) {
 		return nil, &os.PathError{Op: "open", Path: logRoot, Err: err}
 	}
 	defer func() { _ = unix.Close(root) }()
-	if dir := filepath.Dir(rel); dir != "." {
-		// One level is made for the user; deeper ones are the user's own.
+	if dir, name := filepath.Split(rel); dir != "" && name != "" && strings.Count(dir, "/") == 1 {
+		// One level is made for the user. Further down, mkdirat could follow a
+		// symbolic link.
 		_ = unix.Mkdirat(root, dir, 0o755)
 	}
 	fd, err := unix.Openat2(root, rel, &unix.OpenHow{

@@ -175,8 +175,13 @@ func splitMessage(data []byte) (header unix.NlMsghdr, payload, rest []byte, err 
 	if length < unix.NLMSG_HDRLEN || length > len(data) {
 		return header, nil, nil, fmt.Errorf("netlink message claims %d bytes, %d came", length, len(data))
 	}
-	aligned := min((length+unix.NLMSG_ALIGNTO-1)&^(unix.NLMSG_ALIGNTO-1), len(data))
-	return header, data[unix.NLMSG_HDRLEN:length], data[aligned:], nil
+	return header, data[unix.NLMSG_HDRLEN:length], data[align(length, len(data)):], nil
+}
+
+// align gives where the next message or attribute begins: the padding of the
+// last one need not be there.
+func align(length, available int) int {
+	return min((length+unix.NLMSG_ALIGNTO-1)&^(unix.NLMSG_ALIGNTO-1), available)
 }
 
 // answerError reads the errno, and the kernel's text if it sent one, that
@@ -211,13 +216,17 @@ type attributes map[uint16][]byte
 // parseAttributes copies payload, which is part of a buffer that the next
 // datagram overwrites.
 func parseAttributes(payload []byte) (attributes, error) {
-	list, err := nl.ParseRouteAttr(bytes.Clone(payload))
-	if err != nil {
-		return nil, fmt.Errorf("parse netlink attributes: %w", err)
-	}
-	attrs := make(attributes, len(list))
-	for _, a := range list {
-		attrs[a.Attr.Type&nl.NLA_TYPE_MASK] = a.Value
+	attrs := attributes{}
+	for rest := bytes.Clone(payload); len(rest) > 0; {
+		if len(rest) < unix.SizeofNlAttr {
+			return nil, fmt.Errorf("parse netlink attributes: one of %d bytes is cut short", len(rest))
+		}
+		length := int(binary.NativeEndian.Uint16(rest))
+		if length < unix.SizeofNlAttr || length > len(rest) {
+			return nil, fmt.Errorf("parse netlink attributes: one claims %d bytes, %d came", length, len(rest))
+		}
+		attrs[binary.NativeEndian.Uint16(rest[2:])&nl.NLA_TYPE_MASK] = rest[unix.SizeofNlAttr:length]
+		rest = rest[align(length, len(rest)):]
 	}
 	return attrs, nil
 }

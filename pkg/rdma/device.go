@@ -3,6 +3,7 @@ package rdma
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 
 	"github.com/vishvananda/netlink/nl"
@@ -24,12 +25,20 @@ func (g GUID) MarshalText() ([]byte, error) { return []byte(g.String()), nil }
 
 // UnmarshalText reads what MarshalText wrote.
 func (g *GUID) UnmarshalText(text []byte) error {
-	var p [4]uint16
-	n, err := fmt.Sscanf(string(text), "%04x:%04x:%04x:%04x", &p[0], &p[1], &p[2], &p[3])
-	if err != nil || n != len(p) || len(text) != len("0000:0000:0000:0000") {
-		return fmt.Errorf("%q is not a GUID of the form 0000:0000:0000:0000", text)
+	const form = "0000:0000:0000:0000"
+	digits := make([]byte, 0, len(form))
+	for i, c := range text {
+		if i%5 != 4 {
+			digits = append(digits, c)
+		} else if c != ':' {
+			digits = nil
+		}
 	}
-	*g = GUID(p[0])<<48 | GUID(p[1])<<32 | GUID(p[2])<<16 | GUID(p[3])
+	v, err := strconv.ParseUint(string(digits), 16, 64)
+	if err != nil || len(text) != len(form) || len(digits) != 16 {
+		return fmt.Errorf("%q is not a GUID of the form %s", text, form)
+	}
+	*g = GUID(v)
 	return nil
 }
 

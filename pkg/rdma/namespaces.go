@@ -80,13 +80,16 @@ func (w *walk) visit(path string) (stop bool) {
 // mountinfo(5) file: their root field is that of a file on nsfs.
 func namespaceMounts(mountinfo io.Reader) []string {
 	var paths []string
-	for lines := bufio.NewScanner(mountinfo); lines.Scan(); {
-		fields := strings.Fields(lines.Text())
+	for lines := bufio.NewReader(mountinfo); ; {
+		line, err := lines.ReadString('\n') // overlay mounts make lines of any length
+		fields := strings.Fields(line)
 		if len(fields) > 4 && strings.HasPrefix(fields[3], "net:[") {
 			paths = append(paths, unescape(fields[4]))
 		}
+		if err != nil {
+			return paths
+		}
 	}
-	return paths
 }
 
 // unescape undoes mountinfo's octal escapes of blanks and backslashes.

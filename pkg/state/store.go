@@ -141,6 +141,9 @@ func (s *Store) Save(r *Record) error {
 	if err != nil {
 		return fmt.Errorf("encode record: %w", err)
 	}
+	if len(data) >= maxRecordSize {
+		return fmt.Errorf("the record of %s is longer than %d bytes, so it could not be read again", r.Key, maxRecordSize)
+	}
 	// The lock is held, so one name for the temporary file is enough; what a
 	// killed process left of it is overwritten.
 	temp := s.path(".new")

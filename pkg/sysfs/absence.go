@@ -55,7 +55,9 @@ func (f Function) Absence() (*Absence, error) {
 		return nil, err
 	}
 	a := &Absence{Function: f, Driver: driver}
-	switch modules := rdmaModules[driver]; {
+	modules := rdmaModules[driver]
+	loaded := slices.IndexFunc(modules, f.fs.ModuleLoaded)
+	switch {
 	case driver == "":
 		a.NoDriver = true
 		a.Cause = "no driver is bound to it"
@@ -68,11 +70,11 @@ func (f Function) Absence() (*Absence, error) {
 		b := f.bond()
 		a.Cause = fmt.Sprintf("its netdev %s is bonded into %s, whose RDMA device %s belongs to %s", b.netdev, b.bond, b.device, b.owner)
 		a.Fix = "use that function, or take this one out of the bond"
-	case len(modules) > 0 && !slices.ContainsFunc(modules, f.fs.ModuleLoaded):
+	case len(modules) > 0 && loaded < 0:
 		a.Cause = fmt.Sprintf("the RDMA module of its driver %s is not loaded", driver)
 		a.Fix = "load it (modprobe " + modules[0] + ") and keep it loaded with a file in /etc/modules-load.d"
 	case len(modules) > 0:
-		a.Cause = fmt.Sprintf("its driver %s and the module %s are loaded but made none", driver, modules[0])
+		a.Cause = fmt.Sprintf("its driver %s and the module %s are loaded but made none", driver, modules[loaded])
 		a.Fix = fmt.Sprintf("see whether RDMA is switched off for it (devlink dev param show %s/%s: enable_roce, enable_rdma) and what the kernel log says", f.Bus, f.Address)
 	default:
 		a.Cause = "its driver " + driver + " makes none"

@@ -38,7 +38,7 @@ func ValidateAddress(address string) error {
 	if len(address) > 64 {
 		return fmt.Errorf("%.70q is too long for the address of a function", address)
 	}
-	if strings.Contains(address, "..") {
+	if strings.Contains(address, "..") || address == "." {
 		return fmt.Errorf("%q is not the address of a function", address)
 	}
 	for _, r := range address {
