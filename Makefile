@@ -14,7 +14,7 @@ VM       := .cache/bin/vm
 
 GOLANGCI_LINT_VERSION := v2.12.0
 
-.PHONY: help build test test-unit test-e2e demo lint fmt bed clean FORCE
+.PHONY: help build test test-unit test-e2e demo lint fmt bed chain clean FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,16 +36,22 @@ test-e2e: bed ## the tests on a real kernel, in a virtual machine (KERNEL=6.1)
 	$(VM) run -kernel $(KERNEL) -timeout 5m -share $(BED) -- /bed/guest.sh -ginkgo.label-filter='alone' $(ARGS)
 
 # What the guest gets: the plugin, its delegate and runtime, and the tests.
-bed: $(VM)
-	$(VM) prepare -kernel $(KERNEL)
+bed: chain
+	CGO_ENABLED=0 $(GO) test -c -trimpath -ldflags '-s -w' -o $(BED)/bin/e2e.test ./test/e2e
+	cp test/e2e/guest.sh $(BED)/
+
+chain: $(VM)
+	@$(VM) prepare -kernel $(KERNEL)
 	@mkdir -p $(BED)/bin
-	$(GOBUILD) -o $(BED)/bin/rdma ./cmd/rdma
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o $(BED)/bin/ \
+	@$(GOBUILD) -o $(BED)/bin/rdma ./cmd/rdma
+	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o $(BED)/bin/ \
 		github.com/containernetworking/cni/cnitool \
 		github.com/containernetworking/plugins/plugins/main/host-device \
 		github.com/containernetworking/plugins/plugins/ipam/host-local
-	CGO_ENABLED=0 $(GO) test -c -trimpath -ldflags '-s -w' -o $(BED)/bin/e2e.test ./test/e2e
-	cp test/e2e/guest.sh $(BED)/
+
+demo: chain ## an attachment to look at, in a virtual machine (KERNEL=6.1)
+	@cp test/demo/demo.sh $(BED)/
+	@$(VM) run -kernel $(KERNEL) -timeout 1m -share $(BED) -- sh /bed/demo.sh
 
 $(VM): FORCE
 	@$(GO) build -o $@ ./test/vm
