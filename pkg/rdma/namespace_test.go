@@ -2,41 +2,79 @@ package rdma
 
 import (
 	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
+	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"golang.org/x/sys/unix"
 )
 
-// newNamespace makes a network namespace that lives as long as it is open.
-func newNamespace() *Namespace {
-	GinkgoHelper()
-	type result struct {
-		ns  *Namespace
-		err error
-	}
-	made := make(chan result)
-	go func() {
+// makeNamespace makes a network namespace that lives as long as it is open.
+func makeNamespace() (ns *Namespace, err error) {
+	done := make(chan struct{})
+	var enter func()
+	enter = func() {
 		runtime.LockOSThread() // and never unlocked: the thread ends in there
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			made <- result{err: err}
+		if unix.Gettid() == os.Getpid() {
+			// All but the first one, which the runtime keeps: that is held
+			// here until another has done it.
+			defer runtime.UnlockOSThread()
+			go enter()
+			<-done
 			return
 		}
-		ns, err := OwnNamespace()
-		made <- result{ns, err}
-	}()
-	r := <-made
-	if errors.Is(r.err, unix.EPERM) {
+		defer close(done)
+		if err = unix.Unshare(unix.CLONE_NEWNET); err == nil {
+			ns, err = OwnNamespace()
+		}
+	}
+	go enter()
+	<-done
+	return ns, err
+}
+
+func newNamespace() *Namespace {
+	GinkgoHelper()
+	ns, err := makeNamespace()
+	if errors.Is(err, unix.EPERM) {
 		Skip("needs CAP_SYS_ADMIN to make network namespaces")
 	}
-	Expect(r.err).NotTo(HaveOccurred())
-	DeferCleanup(r.ns.Close)
-	return r.ns
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(ns.Close)
+	return ns
+}
+
+// firstThread enters a namespace from many goroutines at once and then looks
+// where the first thread of the process is.
+func firstThread() error {
+	home := here()
+	ns, err := makeNamespace()
+	if err != nil {
+		return err
+	}
+	for range 20 {
+		var group sync.WaitGroup
+		for range 16 { // enough to need all threads there are
+			group.Go(func() {
+				_ = ns.Run(func() error {
+					time.Sleep(time.Millisecond)
+					return nil
+				})
+			})
+		}
+		group.Wait()
+	}
+	if now, err := os.Readlink("/proc/self/ns/net"); err != nil || now != home {
+		return fmt.Errorf("the first thread is in %s instead of %s (%v)", now, home, err)
+	}
+	return ns.Close()
 }
 
 func ownNamespace() *Namespace {
@@ -270,7 +308,19 @@ var _ = Describe("Namespace.Run", func() {
 			}()
 		}
 		// The runtime ends a thread some time after its goroutine.
-		Eventually(threadNamespaces).ShouldNot(ContainElement(ns.ID().String()))
+		Eventually(threadNamespaces, 30*time.Second).ShouldNot(ContainElement(ns.ID().String()))
+	})
+
+	It("never sends the first thread of the process, which the runtime would keep there", func() {
+		// It would keep the pod's namespace alive, and /proc/PID/ns/net would
+		// take this process for one of the pod's. Whether the runtime chooses
+		// that thread depends on what else the process does, so another one
+		// that does nothing else has to show it.
+		newNamespace() // skips where none can be made
+		cmd := exec.Command(os.Args[0])
+		cmd.Env = append(os.Environ(), envFirstThread+"=1")
+		out, err := cmd.CombinedOutput()
+		Expect(err).NotTo(HaveOccurred(), string(out))
 	})
 
 	It("leaks no file", func() {
