@@ -130,6 +130,15 @@ printf '  GIDs of mlx5_0 in the pod: index, type, GID, netdev\n'
 gids | sed 's/^/      /'
 note "one of them is the address $address"
 
+node=/dev/infiniband/$(ls /sys/bus/pci/devices/$VF/infiniband_verbs)
+note "$node is its verbs node: the kernel lets only the pod open it"
+printf '  $ : <%s\n' "$node"
+if sh -c ": <$node" 2>/tmp/shown; then fail "the host can open $node"; fi
+sed 's/^.*cannot/      cannot/' /tmp/shown
+printf '  $ ip netns exec %s sh -c ": <%s"\n' $POD "$node"
+ip netns exec $POD sh -c ": <$node" || fail "the pod cannot open $node"
+note "opened"
+
 if on_host mlx5_0; then fail "mlx5_0 is still on the host"; fi
 [ -z "$(home infiniband)" ] || fail "$VF still has an RDMA device on the host"
 in_pod mlx5_0 || fail "mlx5_0 is not in the pod"
