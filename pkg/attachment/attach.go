@@ -24,19 +24,18 @@ func (n *Node) Attach(ctx context.Context, req Request) (report *Report, err err
 		return nil, err
 	}
 	defer s.close()
+	a := &attach{session: s, req: req, report: &Report{Function: req.Function}}
 	if err := s.requireExclusive(); err != nil {
-		return nil, err
+		return a.report, a.skipShared(ctx, err)
 	}
-	pod, err := s.openPod(req.Netns)
-	if err != nil {
-		return nil, err
+	if a.pod, err = s.openPod(req.Netns); err != nil {
+		return a.report, err
 	}
-	defer func() { _ = pod.Close() }()
-	f, err := s.function(req, pod)
-	if err != nil {
-		return nil, err
+	defer func() { _ = a.pod.Close() }()
+	if a.function, err = s.function(req, a.pod); err != nil {
+		return a.report, err
 	}
-	a := &attach{session: s, req: req, pod: pod, function: f, report: &Report{Function: f.Address}}
+	a.report.Function = a.function.Address
 	return a.report, a.run(ctx)
 }
 
@@ -52,12 +51,7 @@ type attach struct {
 // run tries under the lock, and if the device is not at home waits without the
 // lock for the kernel to bring it, then tries once more.
 func (a *attach) run(ctx context.Context) error {
-	try := func() error {
-		return a.withLock(ctx, attachLockWait, fmt.Sprintf("ADD of %s to %s", a.function, a.req.Key), func() error {
-			return a.locked(ctx)
-		})
-	}
-	err := try()
+	err := a.underLock(ctx, a.locked)
 	wait := time.Duration(0)
 	switch {
 	case errors.Is(err, sysfs.ErrElsewhere):
@@ -70,19 +64,23 @@ func (a *attach) run(ctx context.Context) error {
 			_, err := a.function.RDMADevices()
 			return err == nil, nil
 		})
-		err = errors.Join(waitErr, try())
+		err = errors.Join(waitErr, a.underLock(ctx, a.locked))
 	}
 	switch {
 	case errors.Is(err, sysfs.ErrElsewhere):
 		return a.explainElsewhere()
 	case errors.Is(err, sysfs.ErrNoRDMADevice):
-		absence, absenceErr := a.function.Absence()
-		if absenceErr != nil {
-			return errors.Join(err, absenceErr)
-		}
-		return &FunctionError{absence}
+		return a.withoutDevice(ctx, err)
+	case err != nil:
+		return err
 	}
-	return err
+	return a.awaitGIDs(ctx)
+}
+
+func (a *attach) underLock(ctx context.Context, fn func(ctx context.Context) error) error {
+	return a.withLock(ctx, attachLockWait, fmt.Sprintf("ADD of %s to %s", a.report.Function, a.req.Key), func() error {
+		return fn(ctx)
+	})
 }
 
 // locked does the work while the node lock is held.
@@ -91,37 +89,103 @@ func (a *attach) locked(ctx context.Context) error {
 	if err != nil || done {
 		return err
 	}
-	device, err := a.oneDevice(a.function)
+	devices, err := a.devicesAtHome()
 	if err != nil {
 		return a.refuseIfOwned(err)
 	}
-	if err := a.dropStaleClaims(device); err != nil {
+	if err := a.dropStaleClaims(devices); err != nil {
 		return err
 	}
-	// Dropping a stale claim can have renamed the device.
-	if device, err = a.conn.Device(device.Index); err != nil {
-		return err
-	}
-	chars, err := charNames(a.function)
+	record, err := a.plan(devices)
 	if err != nil {
 		return err
-	}
-	record := &state.Record{
-		Phase: state.Intended, Key: a.req.Key, Network: a.req.Network, Pod: a.req.Pod,
-		Netns: state.Netns{Path: a.req.Netns, ID: a.pod.ID()},
-		Bus:   a.function.Bus, Function: a.function.Address,
-		Device: &state.Device{Index: device.Index, Name: device.Name, NodeGUID: device.NodeGUID, CharDevices: chars},
-		Since:  time.Now().UTC(),
 	}
 	if err := a.State.Save(record); err != nil {
 		return err
 	}
-	err = a.move(record)
+	for i := range record.Devices {
+		if err = a.move(&record.Devices[i]); err != nil {
+			break
+		}
+	}
 	if err == nil {
 		err = a.finish(record)
 	}
 	if err != nil {
 		return errors.Join(err, a.rollBack(ctx, record))
+	}
+	return nil
+}
+
+// devicesAtHome gives the function's RDMA devices: one, or all if the request
+// says so. The errors it makes of absence wrap sysfs.ErrElsewhere or
+// sysfs.ErrNoRDMADevice.
+func (a *attach) devicesAtHome() ([]rdma.Device, error) {
+	names, err := a.function.RDMADevices()
+	if err != nil {
+		return nil, err
+	}
+	if len(names) > 1 && !a.req.AllDevices {
+		return nil, &FunctionError{fmt.Errorf("%s has %d RDMA devices (%s) and the configuration asks for one; set \"devices\": \"all\" to attach them together",
+			a.function, len(names), strings.Join(names, ", "))}
+	}
+	devices := make([]rdma.Device, 0, len(names))
+	for _, name := range names {
+		d, err := a.conn.DeviceByName(name)
+		if errors.Is(err, rdma.ErrDeviceNotFound) {
+			// It left between the two looks.
+			return nil, fmt.Errorf("%s: %w", a.function, sysfs.ErrElsewhere)
+		}
+		if err != nil {
+			return nil, err
+		}
+		devices = append(devices, d)
+	}
+	return devices, nil
+}
+
+// plan makes the record of all that is going to be changed, and refuses what
+// cannot be. Nothing has been touched yet.
+func (a *attach) plan(devices []rdma.Device) (*state.Record, error) {
+	record := &state.Record{
+		Phase: state.Intended, Key: a.req.Key, Network: a.req.Network, Pod: a.req.Pod,
+		Netns: state.Netns{Path: a.req.Netns, ID: a.pod.ID()},
+		Bus:   a.function.Bus, Function: a.function.Address, Since: time.Now().UTC(),
+	}
+	for i, d := range devices {
+		if err := a.refuseUnfit(d); err != nil {
+			return nil, err
+		}
+		name, err := a.req.nameInPod(a.function, d.Name, i, len(devices))
+		if err != nil {
+			return nil, err
+		}
+		chars, err := charNames(a.function, d.Name)
+		if err != nil {
+			return nil, err
+		}
+		planned := state.Device{Index: d.Index, Name: d.Name, NameInPod: name, NodeGUID: d.NodeGUID, CharDevices: chars}
+		if err := a.planQoS(d, &planned); err != nil {
+			return nil, err
+		}
+		record.Devices = append(record.Devices, planned)
+	}
+	return record, nil
+}
+
+// refuseUnfit refuses devices that would not work in the pod.
+func (a *attach) refuseUnfit(d rdma.Device) error {
+	if d.Protocol == "ib" || d.Protocol == "opa" {
+		return &FunctionError{fmt.Errorf("RDMA device %s of %s has an InfiniBand port: its move would destroy the IPoIB interface that the pod has been given, so it is refused; "+
+			"let the ib-sriov plugin move the device itself (rdmaIsolation: true) and leave this plugin out of the network", d.Name, a.function)}
+	}
+	if d.NodeGUID == 0 {
+		err := fmt.Errorf("RDMA device %s of %s has the node GUID 0, with which rdma_cm does not work; "+
+			"set the VF's administrative MAC (ip link set PF vf N mac ...) and then bind its driver again", d.Name, a.function)
+		if a.req.RefuseZeroGUID {
+			return &FunctionError{err}
+		}
+		a.report.warn("%v", err)
 	}
 	return nil
 }
@@ -148,16 +212,17 @@ func (a *attach) resume(ctx context.Context) (done bool, err error) {
 	return false, nil
 }
 
-// completes finishes an earlier ADD of the same attachment if its device is
-// already where this one wants it.
+// completes finishes an earlier ADD of the same attachment if its devices are
+// already where this one wants them.
 func (a *attach) completes(name state.Name) (bool, error) {
 	r, err := a.State.Load(name)
-	if err != nil || r.Function != a.function.Address || r.Netns.ID != a.pod.ID() {
+	if err != nil || r.Phase != state.Attached || r.Function != a.function.Address || r.Netns.ID != a.pod.ID() {
 		return false, nil // unusable for this; the undo deals with it
 	}
-	found, err := holds(a.pod, a.function, claimOf(r))
-	if err != nil || !found {
-		return false, err
+	for _, c := range claimsOf(r) {
+		if found, err := holds(a.pod, a.function, c); err != nil || !found {
+			return false, err
+		}
 	}
 	a.report.warn("the device is in the pod already, by an earlier ADD of this attachment")
 	return true, a.finish(r)
@@ -169,22 +234,16 @@ func (a *attach) refuseIfOwned(err error) error {
 	if !errors.Is(err, sysfs.ErrElsewhere) {
 		return err
 	}
-	claims, namesErr := a.otherClaims()
+	records, namesErr := a.otherRecords()
 	if namesErr != nil {
 		return errors.Join(err, namesErr)
 	}
-	for _, r := range claims {
-		c := claimOf(r)
-		ns := a.live(r.Netns.Path, r.Netns.ID)
-		if ns == nil {
-			continue
+	for _, r := range records {
+		alive, aliveErr := a.holdsAlive(r)
+		if aliveErr != nil {
+			return errors.Join(err, aliveErr)
 		}
-		found, holdsErr := holds(ns, a.function, c)
-		_ = ns.Close()
-		if holdsErr != nil {
-			return errors.Join(err, holdsErr)
-		}
-		if found {
+		if alive {
 			return &BusyError{Function: a.function.String(), Where: fmt.Sprintf("attached to %s, whose network namespace %s is alive",
 				r.Owner(), r.Netns.Path)}
 		}
@@ -192,17 +251,22 @@ func (a *attach) refuseIfOwned(err error) error {
 	return err
 }
 
-// otherClaims loads the records of other attachments on the same function.
-func (a *attach) otherClaims() ([]*state.Record, error) {
+// otherNames lists the record files of other attachments on the function.
+func (a *attach) otherNames() ([]state.Name, error) {
 	names, err := a.State.Names()
+	return slices.DeleteFunc(names, func(n state.Name) bool {
+		return n.Function != a.function.Address || n.Is(a.req.Key)
+	}), err
+}
+
+// otherRecords loads those that can be read.
+func (a *attach) otherRecords() ([]*state.Record, error) {
+	names, err := a.otherNames()
 	if err != nil {
 		return nil, err
 	}
 	var records []*state.Record
 	for _, name := range names {
-		if name.Function != a.function.Address || name.Is(a.req.Key) {
-			continue
-		}
 		if r, err := a.State.Load(name); err == nil {
 			records = append(records, r)
 		}
@@ -211,27 +275,29 @@ func (a *attach) otherClaims() ([]*state.Record, error) {
 }
 
 // dropStaleClaims removes the records of other attachments on the function:
-// its device is at home, so whatever they claimed has ended. What they had
-// changed of the device is put back.
-func (a *attach) dropStaleClaims(device rdma.Device) error {
-	names, err := a.State.Names()
+// its devices are at home, so whatever they claimed has ended. The names that
+// they had given are taken back, also from devices, which is seen in what
+// follows.
+func (a *attach) dropStaleClaims(devices []rdma.Device) error {
+	names, err := a.otherNames()
 	if err != nil {
 		return err
 	}
 	for _, name := range names {
-		if name.Function != a.function.Address || name.Is(a.req.Key) {
-			continue
-		}
 		r, err := a.State.Load(name)
-		if err == nil {
+		if err != nil {
+			a.report.warn("the device is at home, so this record is void: %v", err)
+		} else {
 			a.report.warn("the device is at home, so the record of %s is void", r.Owner())
-			if r.Device.Index == device.Index && r.Device.NodeGUID == device.NodeGUID {
-				if err := restoreName(a.conn, device, claimOf(r), a.report); err != nil {
+			for _, c := range claimsOf(r) {
+				i := slices.IndexFunc(devices, func(d rdma.Device) bool { return d.Index == c.device.Index && d.NodeGUID == c.device.NodeGUID })
+				if i < 0 {
+					continue
+				}
+				if devices[i].Name, err = a.restore(a.function, devices[i], c, a.report); err != nil {
 					return err
 				}
 			}
-		} else {
-			a.report.warn("the device is at home, so this record is void: %v", err)
 		}
 		if err := a.State.Delete(name); err != nil {
 			return err
@@ -240,14 +306,29 @@ func (a *attach) dropStaleClaims(device rdma.Device) error {
 	return nil
 }
 
-// move moves the device from home, where this thread is, into the pod.
-func (a *attach) move(r *state.Record) error {
-	err := a.conn.Move(r.Device.Index, a.pod)
-	if err == nil {
-		return nil
+// move moves a device from home, where this thread is, into the pod, under the
+// name that it shall have there and with the quality of service asked for.
+func (a *attach) move(d *state.Device) error {
+	if err := a.setTrafficClass(d); err != nil {
+		return err
 	}
+	if err := a.moveAs(d.Index, d.Name, a.nameForMove(d)); err != nil {
+		return a.explainMove(d, err)
+	}
+	return a.setTOS(d)
+}
+
+func (a *attach) moveAs(index uint32, name, newName string) error {
+	if name == newName {
+		return a.conn.Move(index, a.pod)
+	}
+	return a.conn.MoveAs(index, a.pod, newName)
+}
+
+// explainMove says why the kernel refused a move and what helps.
+func (a *attach) explainMove(d *state.Device, err error) error {
 	driver, _ := a.function.Driver()
-	moveErr := &MoveError{Device: r.Device.Name, Driver: driver, Err: err}
+	moveErr := &MoveError{Device: d.Name, Driver: driver, Err: err}
 	switch {
 	case errors.Is(err, unix.EOPNOTSUPP):
 		if modeErr := a.requireExclusive(); modeErr != nil {
@@ -255,6 +336,9 @@ func (a *attach) move(r *state.Record) error {
 		}
 		moveErr.Hint = "this driver cannot release a device from its users (it has no disassociate_ucontext), so its devices cannot be moved; " +
 			"use an adapter and a kernel whose driver can, or leave the rdma plugin out of this network"
+	case errors.Is(err, unix.EEXIST):
+		return &SettingError{fmt.Errorf("RDMA device %s of %s cannot be called %s in the pod, since that name is taken by %s; "+
+			"up to kernel 7.2 RDMA device names are unique on the whole node", d.Name, a.function, d.NameInPod, a.holderOfName(d.NameInPod))}
 	case errors.Is(err, unix.EPERM):
 		moveErr.Hint = "the plugin needs CAP_NET_ADMIN in the initial user namespace"
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENODEV):
@@ -265,38 +349,41 @@ func (a *attach) move(r *state.Record) error {
 
 // finish verifies the move from inside the pod and completes the record.
 func (a *attach) finish(r *state.Record) error {
-	seen, err := a.inspect(a.pod, a.function, r)
+	in, err := a.inspect(a.pod, a.function, r)
 	if err != nil {
 		return err
 	}
-	if !slices.Contains(seen.netdevs, a.req.IfName) && seen.device.Protocol == "roce" {
+	if in.roce && !slices.Contains(in.netdevs, a.req.IfName) {
 		a.report.warn("the device's netdev in the pod is %q, not %s: RoCE works only over its own netdev, so deviceID and the interface do not belong together",
-			strings.Join(seen.netdevs, ","), a.req.IfName)
+			strings.Join(in.netdevs, ","), a.req.IfName)
 	}
-	r.Device.CharDevicesInPod = seen.chars
-	if !slices.Equal(seen.chars, r.Device.CharDevices) {
-		a.report.fault("%s", renumbered(r))
+	for i := range r.Devices {
+		d := &r.Devices[i]
+		d.CharDevicesInPod = in.chars[i]
+		if !slices.Equal(d.CharDevicesInPod, d.CharDevices) {
+			a.report.fault("%s", renumbered(d))
+		}
 	}
 	r.Phase = state.Attached
-	a.report.Device = *r.Device
+	a.report.Devices = r.Devices
 	return a.State.Save(r)
 }
 
 // renumbered is the message about nodes that a container may have been given
 // under their old numbers.
-func renumbered(r *state.Record) string {
+func renumbered(d *state.Device) string {
 	return fmt.Sprintf("the move changed the character devices of RDMA device %s from %s to %s; "+
-		"a container that was given the old ones cannot use the device", r.Device.Name,
-		strings.Join(r.Device.CharDevices, ","), strings.Join(r.Device.CharDevicesInPod, ","))
+		"a container that was given the old ones cannot use the device", d.NameInPod,
+		strings.Join(d.CharDevices, ","), strings.Join(d.CharDevicesInPod, ","))
 }
 
-// rollBack undoes a failed ADD. The record stays if the device cannot be
-// brought home, for DEL to try again.
+// rollBack undoes a failed ADD. The record stays if a device cannot be brought
+// home, for DEL to try again.
 func (a *attach) rollBack(ctx context.Context, r *state.Record) error {
 	// The time limit of the ADD must not cut its undo short.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*returnWait)
 	defer cancel()
-	if err := a.bringHome(ctx, claimOf(r), r.Netns.Path, a.report); err != nil {
+	if err := a.bringAllHome(ctx, claimsOf(r), r.Netns.Path, a.report); err != nil {
 		return fmt.Errorf("undo: %w", err)
 	}
 	if err := a.State.Delete(r.Name()); err != nil {
@@ -308,12 +395,12 @@ func (a *attach) rollBack(ctx context.Context, r *state.Record) error {
 // explainElsewhere says where the function's device is and whose it is.
 func (a *attach) explainElsewhere() error {
 	busy := &BusyError{Function: a.function.String()}
-	claims, err := a.otherClaims()
+	records, err := a.otherRecords()
 	if err != nil {
 		return err
 	}
-	if len(claims) > 0 {
-		busy.Where = "still on its way home from " + claims[0].Owner() + ", whose network namespace is gone"
+	if len(records) > 0 {
+		busy.Where = "still on its way home from " + records[0].Owner() + ", whose network namespace is gone"
 	} else if paths := a.Upstream.Claimants(a.function.Address); len(paths) > 0 {
 		busy.Where = "attached by another rdma plugin (its record: " + strings.Join(paths, ", ") + ")"
 	} else {

@@ -23,6 +23,7 @@ type Node struct {
 	State    *state.Store
 	Upstream state.Upstream
 	Sysfs    sysfs.FS
+	CM       rdma.CMConfig
 }
 
 // DefaultNode is the machine we run on.
@@ -31,6 +32,7 @@ func DefaultNode() *Node {
 		State:    state.NewStore(state.DefaultDir),
 		Upstream: state.Upstream{Dir: state.UpstreamDir},
 		Sysfs:    sysfs.Default,
+		CM:       rdma.DefaultCMConfig,
 	}
 }
 
@@ -45,12 +47,13 @@ type Request struct {
 	// plugin reported for that interface.
 	Function string
 	MAC      string
+	Options
 }
 
 // Report tells what was done, for the log.
 type Report struct {
 	Function string
-	Device   state.Device
+	Devices  []state.Device
 	Warnings []string // worth knowing; nothing failed
 	Errors   []string // something is wrong, but nothing that a failure would cure
 }

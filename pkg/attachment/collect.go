@@ -62,17 +62,18 @@ func (s *session) collectLocked(ctx context.Context, network string, name state.
 		return err
 	}
 	if alive {
-		report.warn("%s is not in the runtime's list, but its network namespace %s is alive and holds RDMA device %s; GC leaves it", r.Owner(), r.Netns.Path, r.Device.Name)
+		report.warn("%s is not in the runtime's list, but its network namespace %s is alive and holds its RDMA device; GC leaves it", r.Owner(), r.Netns.Path)
 		return nil
 	}
-	if err := s.bringHome(ctx, claimOf(r), "", report); err != nil {
+	if err := s.bringAllHome(ctx, claimsOf(r), "", report); err != nil {
 		return fmt.Errorf("%s: %w", r.Owner(), err)
 	}
 	report.warn("the attachment of %s is over; its record is removed", r.Owner())
 	return s.State.Delete(name)
 }
 
-// holdsAlive tells whether a record's namespace is there and holds its device.
+// holdsAlive tells whether a record's namespace is there and holds one of its
+// devices.
 func (s *session) holdsAlive(r *state.Record) (bool, error) {
 	if s.conn == nil {
 		return false, nil
@@ -82,9 +83,17 @@ func (s *session) holdsAlive(r *state.Record) (bool, error) {
 		return false, nil
 	}
 	defer func() { _ = ns.Close() }()
+	if r.Phase == state.Skipped {
+		return true, nil // nothing to hold, but the pod lives
+	}
 	f, err := s.Sysfs.Function(r.Function)
 	if err != nil {
 		return false, nil
 	}
-	return holds(ns, f, claimOf(r))
+	for _, c := range claimsOf(r) {
+		if found, err := holds(ns, f, c); err != nil || found {
+			return found, err
+		}
+	}
+	return false, nil
 }

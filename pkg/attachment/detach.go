@@ -69,7 +69,8 @@ func (s *session) detachLocked(ctx context.Context, key state.Key, upstream *sta
 // detachRecord brings the device of one record home and removes the record. A
 // damaged one still names its function.
 func (s *session) detachRecord(ctx context.Context, key state.Key, name state.Name, netnsPath string, report *Report) error {
-	c := claim{Key: key, function: name.Function}
+	claims := []claim{{Key: key, function: name.Function}}
+	report.Function = name.Function
 	r, err := s.State.Load(name)
 	var damaged *state.DamagedError
 	switch {
@@ -80,14 +81,23 @@ func (s *session) detachRecord(ctx context.Context, key state.Key, name state.Na
 	case err != nil:
 		return err
 	default:
-		c = claimOf(r)
-		report.Device = *r.Device
+		claims = claimsOf(r)
+		report.Devices = r.Devices
 	}
-	report.Function = c.function
-	if err := s.bringHome(ctx, c, netnsPath, report); err != nil {
+	if err := s.bringAllHome(ctx, claims, netnsPath, report); err != nil {
 		return err
 	}
 	return s.State.Delete(name)
+}
+
+// bringAllHome undoes an attachment's moves, the last one first. One that
+// fails keeps none of the others.
+func (s *session) bringAllHome(ctx context.Context, claims []claim, netnsPath string, report *Report) error {
+	var failures []error
+	for _, c := range slices.Backward(claims) {
+		failures = append(failures, s.bringHome(ctx, c, netnsPath, report))
+	}
+	return errors.Join(failures...)
 }
 
 func (s *session) detachUpstream(ctx context.Context, key state.Key, u *state.UpstreamRecord, netnsPath string, report *Report) error {
@@ -110,6 +120,10 @@ const firstWait = 300 * time.Millisecond
 func (s *session) bringHome(ctx context.Context, c claim, netnsPath string, report *Report) error {
 	if s.conn == nil {
 		report.warn("the RDMA subsystem is not loaded, so there is no device to bring home")
+		return nil
+	}
+	if err := sysfs.ValidateAddress(c.function); err != nil {
+		report.warn("there is no device to bring home: %v", err) // an upstream record can say anything
 		return nil
 	}
 	f, err := s.Sysfs.Function(c.function)
@@ -177,19 +191,15 @@ func (s *session) fetchAnywhere(f sysfs.Function, c claim, report *Report) (done
 	return done, err
 }
 
-// fetch moves the device home out of ns, under its old name: renamed before the
-// move, no udev rule at home sees the other name.
+// fetch moves the device home out of ns.
 func (s *session) fetch(ns *rdma.Namespace, f sysfs.Function, c claim, report *Report) (done bool, err error) {
 	err = ns.Do(func(conn *rdma.Conn) error {
 		d, err := findIn(conn, f, c)
 		if err != nil || d == nil {
 			return err
 		}
-		if err := restoreName(conn, *d, c, report); err != nil {
-			return err
-		}
 		done = true
-		if err := conn.Move(d.Index, s.home); err != nil {
+		if err := s.moveHome(conn, *d, c); err != nil {
 			return fmt.Errorf("bring RDMA device %s of %s home from network namespace %s: %w", d.Name, f, ns.ID(), err)
 		}
 		return nil
@@ -216,10 +226,11 @@ func (s *session) fetch(ns *rdma.Namespace, f sysfs.Function, c claim, report *R
 func (s *session) settle(p place, f sysfs.Function, d rdma.Device, c claim, report *Report) error {
 	switch p {
 	case atHome:
-		if err := restoreName(s.conn, d, c, report); err != nil {
+		name, err := s.restore(f, d, c, report)
+		if err != nil {
 			return err
 		}
-		return reportNumbers(f, c, report)
+		return reportNumbers(f, name, c, report)
 	case replaced:
 		report.fault("the driver of %s has registered a new RDMA device at home; the attached one is gone", f)
 		return nil
@@ -232,31 +243,54 @@ func (s *session) settle(p place, f sysfs.Function, d rdma.Device, c claim, repo
 	}
 }
 
-// restoreName gives the device its old name again. Somebody else can have that
-// by now: then home it comes under the other name.
-func restoreName(conn *rdma.Conn, d rdma.Device, c claim, report *Report) error {
-	if c.homeName == "" || d.Name == c.homeName {
-		return nil
+// moveHome moves the device home under its old name, so that no udev rule there
+// sees another. Somebody else can have that name by now, on the node or, from
+// 7.3 on, at home; then any name is better than no return.
+func (s *session) moveHome(conn *rdma.Conn, d rdma.Device, c claim) (err error) {
+	for _, name := range []string{c.homeName, d.Name, passingName(d.Index)} {
+		switch name {
+		case "":
+			continue
+		case d.Name:
+			err = conn.Move(d.Index, s.home)
+		default:
+			err = conn.MoveAs(d.Index, s.home, name)
+		}
+		if !errors.Is(err, unix.EEXIST) {
+			return err
+		}
 	}
-	err := conn.Rename(d.Index, c.homeName)
-	switch {
-	case errors.Is(err, unix.EEXIST):
-		report.fault("RDMA device %s keeps that name, since its old name %s is taken", d.Name, c.homeName)
-		return nil
-	case err != nil:
-		return fmt.Errorf("restore the name %s of RDMA device %s: %w", c.homeName, d.Name, err)
+	return err
+}
+
+// restore gives the device at home its old name and quality of service again.
+// It returns the name that the device then has.
+func (s *session) restore(f sysfs.Function, d rdma.Device, c claim, report *Report) (string, error) {
+	if c.homeName != "" && d.Name != c.homeName {
+		err := s.conn.Rename(d.Index, c.homeName)
+		switch {
+		case errors.Is(err, unix.EEXIST):
+			report.fault("RDMA device %s keeps that name, since its old name %s is taken", d.Name, c.homeName)
+		case err != nil:
+			return d.Name, fmt.Errorf("restore the name %s of RDMA device %s: %w", c.homeName, d.Name, err)
+		default:
+			report.warn("RDMA device %s is called %s again", d.Name, c.homeName)
+			d.Name = c.homeName
+		}
 	}
-	report.warn("RDMA device %s is called %s again", d.Name, c.homeName)
-	return nil
+	if err := s.restoreQoS(f, d, c.device); err != nil {
+		report.fault("restore the quality of service of RDMA device %s: %v", d.Name, err)
+	}
+	return d.Name, nil
 }
 
 // reportNumbers compares the character devices with those the device had at
 // home before.
-func reportNumbers(f sysfs.Function, c claim, report *Report) error {
+func reportNumbers(f sysfs.Function, name string, c claim, report *Report) error {
 	if c.device == nil {
 		return nil
 	}
-	now, err := charNames(f)
+	now, err := charNames(f, name)
 	if err != nil {
 		return err
 	}

@@ -38,7 +38,11 @@ func (s *session) function(req Request, pod *rdma.Namespace) (sysfs.Function, er
 		return sysfs.Function{}, &FunctionError{fmt.Errorf("no deviceID was given, and interface %s in the pod (parent device %q) leads to no function; by its MAC: %w; "+
 			"give the plugin a deviceID (Multus does so from the resource annotation of the network)", req.IfName, parent, err)}
 	}
-	return s.Sysfs.Function(address)
+	f, err := s.Sysfs.Function(address)
+	if err != nil {
+		return f, &FunctionError{err}
+	}
+	return f, nil
 }
 
 // netdevParent names the device behind a network interface of a namespace, ""
@@ -90,24 +94,6 @@ func (s *session) vfOfMAC(mac string) (address string, err error) {
 		return "", fmt.Errorf("no VF of this node has the administrative MAC %s", mac)
 	}
 	return address, nil
-}
-
-// oneDevice gives the function's RDMA device at home. The errors it makes of
-// absence wrap sysfs.ErrElsewhere or sysfs.ErrNoRDMADevice.
-func (s *session) oneDevice(f sysfs.Function) (rdma.Device, error) {
-	names, err := f.RDMADevices()
-	if err != nil {
-		return rdma.Device{}, err
-	}
-	if len(names) > 1 {
-		return rdma.Device{}, &FunctionError{fmt.Errorf("%s has %d RDMA devices (%v), and this plugin attaches a function's only one", f, len(names), names)}
-	}
-	device, err := s.conn.DeviceByName(names[0])
-	if errors.Is(err, rdma.ErrDeviceNotFound) {
-		// It left between the two looks.
-		return device, fmt.Errorf("%s: %w", f, sysfs.ErrElsewhere)
-	}
-	return device, err
 }
 
 // owns tells whether a device that conn sees is the function's: its verbs node

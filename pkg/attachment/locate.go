@@ -24,8 +24,16 @@ type claim struct {
 	since    time.Time
 }
 
-func claimOf(r *state.Record) claim {
-	return claim{Key: r.Key, function: r.Function, device: r.Device, homeName: r.Device.Name, netns: r.Netns, since: r.Since}
+// claimsOf lists a record's claims, one for each device.
+func claimsOf(r *state.Record) []claim {
+	claims := make([]claim, 0, len(r.Devices))
+	for i := range r.Devices {
+		claims = append(claims, claim{
+			Key: r.Key, function: r.Function, device: &r.Devices[i], homeName: r.Devices[i].Name,
+			netns: r.Netns, since: r.Since,
+		})
+	}
+	return claims
 }
 
 // place is where a device is, seen from home.
@@ -61,10 +69,25 @@ func (s *session) where(f sysfs.Function, c claim) (place, rdma.Device, error) {
 	if err != nil {
 		return 0, rdma.Device{}, err
 	}
-	if d == nil {
-		return replaced, rdma.Device{}, nil
+	if d != nil {
+		return atHome, *d, nil
 	}
-	return atHome, *d, nil
+	// The function's devices at home are others: either this one is away, or
+	// there is none besides them.
+	chars, err := f.CharDevices()
+	if err != nil {
+		return 0, rdma.Device{}, err
+	}
+	devices := 0
+	for _, c := range chars {
+		if c.Kind == sysfs.Uverbs {
+			devices++
+		}
+	}
+	if devices > len(names) {
+		return elsewhere, rdma.Device{}, nil
+	}
+	return replaced, rdma.Device{}, nil
 }
 
 // findIn looks for a claimed device in the namespace of conn, nil if it is not
@@ -179,15 +202,33 @@ func (s *session) awaitHome(ctx context.Context, wait time.Duration, f sysfs.Fun
 	return p, d, err
 }
 
-// charNames lists a function's character devices by name.
-func charNames(f sysfs.Function) ([]string, error) {
+// charNames lists the character devices of one of a function's RDMA devices,
+// which device is called at present.
+func charNames(f sysfs.Function, device string) ([]string, error) {
 	chars, err := f.CharDevices()
 	if err != nil {
 		return nil, err
 	}
 	names := make([]string, 0, len(chars))
 	for _, c := range chars {
-		names = append(names, c.Name)
+		if c.Device == device {
+			names = append(names, c.Name)
+		}
 	}
 	return names, nil
+}
+
+// records loads all records that can be read.
+func (n *Node) records() ([]*state.Record, error) {
+	names, err := n.State.Names()
+	if err != nil {
+		return nil, err
+	}
+	records := make([]*state.Record, 0, len(names))
+	for _, name := range names {
+		if r, err := n.State.Load(name); err == nil {
+			records = append(records, r)
+		}
+	}
+	return records, nil
 }

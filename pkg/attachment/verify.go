@@ -14,9 +14,9 @@ import (
 
 // seen is what an attachment looks like from inside the pod.
 type seen struct {
-	device  rdma.Device
-	chars   []string // as sysfs of the host lists them for the function
-	netdevs []string // of its ports, those in the pod
+	chars   [][]string // of each device, as sysfs of the host lists them
+	netdevs []string   // of the devices' ports, those in the pod
+	roce    bool       // one of the devices speaks RoCE
 }
 
 // inspect looks at an attachment from inside the pod and returns a
@@ -24,55 +24,71 @@ type seen struct {
 func (s *session) inspect(pod *rdma.Namespace, f sysfs.Function, r *state.Record) (seen, error) {
 	var in seen
 	var others []rdma.Device
-	err := pod.Do(func(conn *rdma.Conn) error {
-		device, err := conn.Device(r.Device.Index)
-		if errors.Is(err, rdma.ErrDeviceNotFound) {
-			return mismatch("RDMA device %s of %s is not in the pod's network namespace %s", r.Device.Name, f, r.Netns.Path)
-		}
-		if err != nil {
-			return err
-		}
-		in.device = device
-		if err := sameDevice(conn, f, r, device); err != nil {
-			return err
-		}
-		for port := uint32(1); port <= device.Ports; port++ {
-			p, err := conn.Port(device.Index, port)
-			if err != nil {
+	err := pod.Do(func(conn *rdma.Conn) (err error) {
+		for i := range r.Devices {
+			if err := in.look(conn, f, r, &r.Devices[i]); err != nil {
 				return err
 			}
-			if p.Netdev != "" {
-				in.netdevs = append(in.netdevs, p.Netdev)
-			}
 		}
-		if others, err = conn.Devices(); err != nil {
-			return err
-		}
-		others = slices.DeleteFunc(others, func(d rdma.Device) bool { return d.Index == device.Index })
-		return nil
+		others, err = conn.Devices()
+		return err
 	})
 	if err != nil {
 		return in, err
 	}
+	others = slices.DeleteFunc(others, func(d rdma.Device) bool {
+		return slices.ContainsFunc(r.Devices, func(own state.Device) bool { return own.Index == d.Index })
+	})
 	if err := s.refuseForeign(pod, r, others); err != nil {
 		return in, err
 	}
-	in.chars, err = charNames(f)
-	return in, err
+	for _, d := range r.Devices {
+		chars, err := charNames(f, d.NameInPod)
+		if err != nil {
+			return in, err
+		}
+		in.chars = append(in.chars, chars)
+	}
+	return in, nil
 }
 
-// sameDevice compares the device that has the record's index with the record.
-func sameDevice(conn *rdma.Conn, f sysfs.Function, r *state.Record, device rdma.Device) error {
+// look looks at one device.
+func (in *seen) look(conn *rdma.Conn, f sysfs.Function, r *state.Record, d *state.Device) error {
+	device, err := conn.Device(d.Index)
+	if errors.Is(err, rdma.ErrDeviceNotFound) {
+		return mismatch("RDMA device %s of %s is not in the pod's network namespace %s", d.NameInPod, f, r.Netns.Path)
+	}
+	if err != nil {
+		return err
+	}
+	if err := sameDevice(conn, f, d, device); err != nil {
+		return err
+	}
+	in.roce = in.roce || device.Protocol == "roce"
+	for port := uint32(1); port <= device.Ports; port++ {
+		p, err := conn.Port(device.Index, port)
+		if err != nil {
+			return err
+		}
+		if p.Netdev != "" {
+			in.netdevs = append(in.netdevs, p.Netdev)
+		}
+	}
+	return nil
+}
+
+// sameDevice compares the device that has the recorded index with the record.
+func sameDevice(conn *rdma.Conn, f sysfs.Function, d *state.Device, device rdma.Device) error {
 	switch owned, err := owns(conn, f, device.Index); {
 	case err != nil:
 		return err
 	case owned == nil:
 		return mismatch("RDMA device %s of %s is in the pod, but its verbs node was not made; the kernel log may say why", device.Name, f)
-	case !*owned || device.NodeGUID != r.Device.NodeGUID:
+	case !*owned || device.NodeGUID != d.NodeGUID:
 		return mismatch("the device with the index of %s (%d) in the pod is another one: %s, node GUID %s instead of %s",
-			r.Device.Name, r.Device.Index, device.Name, device.NodeGUID, r.Device.NodeGUID)
-	case device.Name != r.Device.Name:
-		return mismatch("RDMA device %s of %s is called %s in the pod", r.Device.Name, f, device.Name)
+			d.NameInPod, d.Index, device.Name, device.NodeGUID, d.NodeGUID)
+	case device.Name != d.NameInPod:
+		return mismatch("RDMA device %s of %s is called %s in the pod", d.NameInPod, f, device.Name)
 	}
 	return nil
 }
@@ -98,14 +114,17 @@ func (s *session) refuseForeign(pod *rdma.Namespace, r *state.Record, others []r
 
 // indexesIn gives the device indexes of all attachments to a namespace.
 func (s *session) indexesIn(id rdma.NamespaceID) (map[uint32]bool, error) {
-	names, err := s.State.Names()
+	records, err := s.records()
 	if err != nil {
 		return nil, err
 	}
 	known := map[uint32]bool{}
-	for _, name := range names {
-		if r, err := s.State.Load(name); err == nil && r.Netns.ID == id {
-			known[r.Device.Index] = true
+	for _, r := range records {
+		if r.Netns.ID != id {
+			continue
+		}
+		for _, d := range r.Devices {
+			known[d.Index] = true
 		}
 	}
 	return known, nil
@@ -114,6 +133,15 @@ func (s *session) indexesIn(id rdma.NamespaceID) (map[uint32]bool, error) {
 // Verify compares an attachment with its record and with the kernel. What does
 // not agree is a *MismatchError. It changes nothing and takes no lock.
 func (n *Node) Verify(req Request) (*Report, error) {
+	r, err := n.recordOf(req.Key)
+	if err != nil {
+		return nil, err
+	}
+	if r != nil && r.Phase == state.Skipped {
+		report := &Report{Function: r.Function}
+		report.warn("no RDMA device is attached: %s", r.Reason)
+		return report, nil
+	}
 	s, err := n.open()
 	if err != nil {
 		return nil, err
@@ -127,10 +155,6 @@ func (n *Node) Verify(req Request) (*Report, error) {
 		return nil, err
 	}
 	defer func() { _ = pod.Close() }()
-	r, err := n.recordOf(req.Key)
-	if err != nil {
-		return nil, err
-	}
 	if r == nil {
 		return s.verifyUpstream(req, pod)
 	}
@@ -156,7 +180,7 @@ func (n *Node) recordOf(key state.Key) (*state.Record, error) {
 }
 
 func (s *session) verifyRecord(req Request, pod *rdma.Namespace, r *state.Record) (*Report, error) {
-	report := &Report{Function: r.Function, Device: *r.Device}
+	report := &Report{Function: r.Function, Devices: r.Devices}
 	if r.Phase != state.Attached {
 		return report, mismatch("the ADD of %s was not finished: its record says %q", r.Key, r.Phase)
 	}
@@ -166,7 +190,7 @@ func (s *session) verifyRecord(req Request, pod *rdma.Namespace, r *state.Record
 	}
 	f, err := s.Sysfs.Function(r.Function)
 	if errors.Is(err, sysfs.ErrNoFunction) {
-		return report, mismatch("function %s has disappeared from this node, and the pod's RDMA device %s with it", r.Function, r.Device.Name)
+		return report, mismatch("function %s has disappeared from this node, and the pod's RDMA device %s with it", r.Function, r.Devices[0].NameInPod)
 	}
 	if err != nil {
 		return report, err
@@ -176,22 +200,33 @@ func (s *session) verifyRecord(req Request, pod *rdma.Namespace, r *state.Record
 	}
 	in, err := s.inspect(pod, f, r)
 	if err != nil {
-		if p, _, whereErr := s.where(f, claimOf(r)); whereErr == nil && (p == atHome || p == replaced) {
-			err = &MismatchError{fmt.Errorf("%w: %s has its RDMA device at home (its driver was reloaded, or somebody moved it); delete the pod so that it gets a new one", err, f)}
+		return report, s.explainMismatch(f, r, err)
+	}
+	if in.roce && !slices.Contains(in.netdevs, r.IfName) {
+		return report, mismatch("RDMA device %s has netdev %q in the pod instead of %s", r.Devices[0].NameInPod, strings.Join(in.netdevs, ","), r.IfName)
+	}
+	for i := range r.Devices {
+		d := &r.Devices[i]
+		if !slices.Equal(in.chars[i], d.CharDevicesInPod) {
+			return report, mismatch("the character devices of RDMA device %s were %s after ADD and are %s now", d.NameInPod,
+				strings.Join(d.CharDevicesInPod, ","), strings.Join(in.chars[i], ","))
 		}
-		return report, err
-	}
-	if in.device.Protocol == "roce" && !slices.Contains(in.netdevs, r.IfName) {
-		return report, mismatch("RDMA device %s has netdev %q in the pod instead of %s", r.Device.Name, strings.Join(in.netdevs, ","), r.IfName)
-	}
-	if !slices.Equal(in.chars, r.Device.CharDevicesInPod) {
-		return report, mismatch("the character devices of RDMA device %s were %s after ADD and are %s now", r.Device.Name,
-			strings.Join(r.Device.CharDevicesInPod, ","), strings.Join(in.chars, ","))
-	}
-	if !slices.Equal(r.Device.CharDevicesInPod, r.Device.CharDevices) {
-		report.fault("%s", renumbered(r))
+		if !slices.Equal(d.CharDevicesInPod, d.CharDevices) {
+			report.fault("%s", renumbered(d))
+		}
 	}
 	return report, nil
+}
+
+// explainMismatch adds to an error that a device is at home, which is how a
+// driver that was reloaded leaves it.
+func (s *session) explainMismatch(f sysfs.Function, r *state.Record, err error) error {
+	for _, c := range claimsOf(r) {
+		if p, _, whereErr := s.where(f, c); whereErr == nil && (p == atHome || p == replaced) {
+			return &MismatchError{fmt.Errorf("%w: %s has its RDMA device at home (its driver was reloaded, or somebody moved it); delete the pod so that it gets a new one", err, f)}
+		}
+	}
+	return err
 }
 
 // verifyUpstream verifies an attachment that the replaced plugin made.

@@ -36,12 +36,14 @@ func (p *Plugin) attach(op operation) (*attachment.Report, error) {
 	if i := interfaceOf(result, op.args.IfName); i != nil {
 		req.MAC = i.Mac
 	}
+	req.Addresses = addressesOf(result, op.args.IfName)
 	ctx, cancel := context.WithTimeout(context.Background(), addTimeout)
 	defer cancel()
 	report, err := p.Node.Attach(ctx, req)
 	if err != nil {
 		return report, err
 	}
+	updateDeviceInfo(op.conf.deviceInfo, report)
 	// Last of all: who cannot be told of the attachment will not end it.
 	if _, err := p.Stdout.Write(answer); err != nil {
 		err = types.NewError(types.ErrIOFailure, fmt.Sprintf("rdma plugin: print the result: %v; the attachment is undone", err), "")

@@ -15,6 +15,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
 
+	"github.com/rdma-cni/rdma-cni/pkg/attachment"
 	"github.com/rdma-cni/rdma-cni/pkg/state"
 	"github.com/rdma-cni/rdma-cni/pkg/sysfs"
 )
@@ -28,6 +29,8 @@ type config struct {
 	logLevel   slog.Level
 	logFile    string
 	prevResult json.RawMessage
+	deviceInfo string // path of the DeviceInfo file that multus keeps for the attachment
+	options    attachment.Options
 	// validAttachments of a GC; listed is false if the key is absent, which
 	// is not the same as an empty list.
 	validAttachments []state.Key
@@ -61,6 +64,7 @@ func parseConfig(stdin []byte) (config, error) {
 		keys.text("logFile", &c.logFile),
 		c.readFunction(keys),
 		keys.object("prevResult", nil),
+		c.readOptions(keys),
 		c.readValidAttachments(keys),
 	)
 	if !isNull(keys["prevResult"]) {
@@ -220,6 +224,33 @@ func (o object) object(key string, into *object) error {
 	}
 	if into != nil {
 		*into = value
+	}
+	return nil
+}
+
+func (o object) boolean(key string, into *bool) error {
+	if isNull(o[key]) {
+		return nil
+	}
+	if err := json.Unmarshal(o[key], into); err != nil {
+		return wrongType(key, "true or false", o[key])
+	}
+	return nil
+}
+
+// oneOf reads a word that must be one of two, and tells whether it is the
+// second. The first is the default.
+func (o object) oneOf(key, first, second string, isSecond *bool) error {
+	var word string
+	if err := o.text(key, &word); err != nil {
+		return err
+	}
+	switch word {
+	case "", first:
+	case second:
+		*isSecond = true
+	default:
+		return fmt.Errorf("key %s must be %q or %q, not %q", key, first, second, word)
 	}
 	return nil
 }

@@ -77,7 +77,9 @@ var _ = Describe("the network configuration", func() {
 	It("names the key inside runtimeConfig", func() {
 		_, err := parseConfig([]byte(`{"runtimeConfig":{"deviceID":5}}`))
 		Expect(err).To(MatchError("runtimeConfig.deviceID: key deviceID must be a string, not 5"))
-		Expect(parsed(`{"runtimeConfig":{"deviceID":null,"CNIDeviceInfoFile":5}}`)).To(Equal(defaults))
+		_, err = parseConfig([]byte(`{"runtimeConfig":{"CNIDeviceInfoFile":5}}`))
+		Expect(err).To(MatchError("under runtimeConfig: key CNIDeviceInfoFile must be a string, not 5"))
+		Expect(parsed(`{"runtimeConfig":{"deviceID":null,"ips":5}}`)).To(Equal(defaults))
 	})
 
 	It("names all that is wrong, and gives what is right", func() {

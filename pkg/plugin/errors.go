@@ -19,6 +19,7 @@ const (
 	CodeFunction    uint = 102 // the function has no RDMA device that could be attached
 	CodeMove        uint = 103 // the kernel refused the move
 	CodeMismatch    uint = 104 // the attachment is not what it should be
+	CodeSetting     uint = 105 // the name, quality of service or GID that was asked for cannot be had
 )
 
 // cniError makes the one CNI error of an operation. Its message has to tell
@@ -41,6 +42,8 @@ func code(err error) uint {
 		mode      *attachment.ModeError
 		function  *attachment.FunctionError
 		move      *attachment.MoveError
+		refused   *rdma.Error
+		setting   *attachment.SettingError
 		different *attachment.MismatchError
 		damaged   *state.DamagedError
 		path      *fs.PathError
@@ -57,10 +60,14 @@ func code(err error) uint {
 		return CodeUnavailable
 	case errors.As(err, &function):
 		return CodeFunction
+	case errors.As(err, &setting):
+		return CodeSetting
 	case errors.As(err, &move):
 		return CodeMove
 	case errors.As(err, &different):
 		return CodeMismatch
+	case errors.As(err, &refused):
+		return CodeMove
 	case errors.As(err, &damaged), errors.As(err, &path), errors.As(err, &link):
 		return types.ErrIOFailure
 	default:

@@ -50,8 +50,12 @@ func (p *Plugin) log(op operation, report *attachment.Report, err error) {
 		for _, e := range report.Errors {
 			logger.Error(oneLine(e))
 		}
-		details = append(details, "device", report.Function, "rdmaDevice", report.Device.Name,
-			"before", report.Device.CharDevices, "after", report.Device.CharDevicesInPod)
+		var names, before, after []string
+		for _, d := range report.Devices {
+			names = append(names, d.NameInPod)
+			before, after = append(before, d.CharDevices...), append(after, d.CharDevicesInPod...)
+		}
+		details = append(details, "device", report.Function, "rdmaDevice", strings.Join(names, ","), "before", before, "after", after)
 	}
 	details = append(details, "durationMs", time.Since(op.begin).Milliseconds())
 	level := slog.LevelInfo

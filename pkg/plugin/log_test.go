@@ -64,9 +64,9 @@ var _ = Describe("the log", func() {
 
 	It("has one line for an operation that succeeded", func() {
 		env["TRACEPARENT"] = "00-1-2-01"
-		p.log(op, &attachment.Report{Function: "0000:3b:00.2", Device: state.Device{
-			Name: "mlx5_3", CharDevices: []string{"uverbs3"}, CharDevicesInPod: []string{"uverbs4"},
-		}}, nil)
+		p.log(op, &attachment.Report{Function: "0000:3b:00.2", Devices: []state.Device{{
+			Name: "mlx5_3", NameInPod: "mlx5_3", CharDevices: []string{"uverbs3"}, CharDevicesInPod: []string{"uverbs4"},
+		}}}, nil)
 		all := lines(stderr.String())
 		Expect(all).To(HaveLen(1))
 		delete(all[0], "time")

@@ -105,6 +105,7 @@ func (op operation) request() attachment.Request {
 		Pod:      podOf(op.args.Args),
 		Netns:    op.args.Netns,
 		Function: op.conf.function,
+		Options:  op.conf.options,
 	}
 }
 

@@ -93,7 +93,7 @@ var _ = Describe("the plugin", func() {
 		Expect(lock.Release()).To(Succeed())
 		r := &state.Record{
 			Phase: state.Attached, Key: state.Key{ContainerID: "c1", IfName: "net1"}, Network: "roce",
-			Bus: sysfs.PCI, Function: "0000:3b:00.2", Device: &state.Device{Name: "mlx5_3"},
+			Bus: sysfs.PCI, Function: "0000:3b:00.2", Devices: []state.Device{{Name: "mlx5_3", NameInPod: "mlx5_3"}},
 		}
 		Expect(p.Node.State.Save(r)).To(Succeed())
 

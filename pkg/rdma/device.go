@@ -147,6 +147,28 @@ func (c *Conn) Move(index uint32, target *Namespace) error {
 		uint32Attr(nl.RDMA_NLDEV_ATTR_DEV_INDEX, index), uint32Attr(nl.RDMA_NLDEV_NET_NS_FD, uint32(target.fd)))
 }
 
+// MoveAs moves a device as Move does and gives it a name on the way, so that
+// nobody in the target sees it under the old one. From 7.3 on the kernel does
+// both in one step, and EEXIST says that the name is taken in the target.
+// Before, it takes a request with a name for a renaming alone, in which EEXIST
+// says that the name is taken in some namespace; the move follows. If that
+// fails the device is here, under the new name.
+func (c *Conn) MoveAs(index uint32, target *Namespace, name string) error {
+	if err := ValidateName(name); err != nil {
+		return err
+	}
+	err := c.set(fmt.Sprintf("move RDMA device %d as %s", index, name), nl.RDMA_NLDEV_CMD_SET,
+		uint32Attr(nl.RDMA_NLDEV_ATTR_DEV_INDEX, index), uint32Attr(nl.RDMA_NLDEV_NET_NS_FD, uint32(target.fd)),
+		textAttr(nl.RDMA_NLDEV_ATTR_DEV_NAME, name))
+	if err != nil {
+		return err
+	}
+	if _, err := c.Device(index); errors.Is(err, ErrDeviceNotFound) {
+		return nil
+	}
+	return c.Move(index, target)
+}
+
 // maxNameLength is one less than the kernel's IB_DEVICE_NAME_MAX: it accepts
 // a name of 64 characters and cuts it to 63.
 const maxNameLength = 63

@@ -102,7 +102,7 @@ func (ns *Namespace) Run(fn func() error) error {
 		panicked any
 	}
 	result := make(chan outcome, 1)
-	go func() {
+	enter := func() {
 		// The thread is never unlocked: when this goroutine ends, the runtime
 		// ends the thread with it, so no other goroutine can inherit the
 		// namespace, whatever happened in fn.
@@ -117,6 +117,22 @@ func (ns *Namespace) Run(fn func() error) error {
 			return
 		}
 		o.err = fn()
+	}
+	go func() {
+		// The first thread of the process would not end but be kept by the
+		// runtime, in the namespace: it is held here while another one enters.
+		runtime.LockOSThread()
+		if unix.Gettid() != unix.Getpid() {
+			enter()
+			return
+		}
+		defer runtime.UnlockOSThread()
+		left := make(chan struct{})
+		go func() {
+			defer close(left)
+			enter()
+		}()
+		<-left
 	}()
 	o := <-result
 	if o.panicked != nil {

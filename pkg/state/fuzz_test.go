@@ -20,7 +20,7 @@ func FuzzDecode(f *testing.F) {
 	name := r.Name().file()
 	f.Add(whole, name)
 	f.Add(whole[:100], name)
-	f.Add([]byte(`{"version":"2.1","phase":"attached","containerID":"c","ifName":"i","bus":"auxiliary","function":"a.sf.1","device":{"name":"x"}}`), "c@i@a.sf.1.json")
+	f.Add([]byte(`{"version":"2.1","phase":"attached","containerID":"c","ifName":"i","bus":"auxiliary","function":"a.sf.1","devices":[{"name":"x","nameInPod":"x"}]}`), "c@i@a.sf.1.json")
 	f.Add([]byte(`{"version":"3.0"}`), name)
 	f.Add([]byte("null"), name)
 	f.Add([]byte(""), "")

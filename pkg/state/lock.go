@@ -39,7 +39,7 @@ func (s *Store) Lock(ctx context.Context, purpose string) (*Lock, error) {
 	}
 	start := time.Now()
 	if err := flockContext(ctx, f); err != nil {
-		if ctx.Err() == nil {
+		if !errors.Is(err, errLockWait) {
 			return nil, errors.Join(fmt.Errorf("take the node lock %s: %w", f.Name(), err), f.Close())
 		}
 		return nil, &LockTimeoutError{Wait: time.Since(start), Holder: holder(f)}
@@ -55,13 +55,10 @@ func (s *Store) Lock(ctx context.Context, purpose string) (*Lock, error) {
 func (s *Store) openLock() (*os.File, error) {
 	const flags = unix.O_NOFOLLOW | unix.O_NONBLOCK
 	path := s.path(lockFile)
-	f, err := os.OpenFile(path, os.O_RDWR|flags, fileMode)
-	if errors.Is(err, os.ErrNotExist) {
-		if err := s.prepare(); err != nil {
-			return nil, err
-		}
-		f, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE|flags, fileMode)
+	if err := s.prepare(); err != nil {
+		return nil, err
 	}
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|flags, fileMode)
 	if errors.Is(err, unix.EROFS) {
 		f, err = os.OpenFile(path, os.O_RDONLY|flags, 0) // flock needs no more
 	}
@@ -88,9 +85,11 @@ func flockContext(ctx context.Context, f *os.File) error {
 			<-taken
 			_ = f.Close()
 		}()
-		return ctx.Err()
+		return errLockWait
 	}
 }
+
+var errLockWait = errors.New("the wait for the lock has ended")
 
 func flock(f *os.File) error {
 	for {

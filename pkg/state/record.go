@@ -32,6 +32,9 @@ const (
 	Intended Phase = "intended"
 	// Attached: the device has been seen inside the pod.
 	Attached Phase = "attached"
+	// Skipped: the configuration allowed to go without a device, and there was
+	// none to attach.
+	Skipped Phase = "skipped"
 )
 
 // Key identifies an attachment, as the CNI specification does.
@@ -55,15 +58,21 @@ type Netns struct {
 	ID   rdma.NamespaceID `json:"id"` // zero: not known
 }
 
-// Device is an RDMA device of an attachment as it was at home.
+// Device is an RDMA device of an attachment: what it was at home, and what it
+// is inside the pod.
 type Device struct {
-	Index    uint32    `json:"index"`
-	Name     string    `json:"name"`
-	NodeGUID rdma.GUID `json:"nodeGUID"`
+	Index     uint32    `json:"index"`
+	Name      string    `json:"name"`
+	NameInPod string    `json:"nameInPod"`
+	NodeGUID  rdma.GUID `json:"nodeGUID"`
 	// CharDevices are the nodes it had at home, CharDevicesInPod those after
 	// the move.
 	CharDevices      []string `json:"charDevices"`
 	CharDevicesInPod []string `json:"charDevicesInPod,omitempty"`
+	// TOS and TrafficClass are what each port had at home, from port 1 on, if
+	// the attachment changes it.
+	TOS          []int `json:"tos,omitempty"`
+	TrafficClass []int `json:"trafficClass,omitempty"`
 }
 
 // Record is all that is needed to bring an attachment's device home.
@@ -75,8 +84,9 @@ type Record struct {
 	Pod      Pod       `json:"pod,omitzero"`
 	Netns    Netns     `json:"netns"`
 	Bus      sysfs.Bus `json:"bus"`
-	Function string    `json:"function"` // address of the parent function
-	Device   *Device   `json:"device"`   // nil: only the function is known
+	Function string    `json:"function"`         // address of the parent function
+	Devices  []Device  `json:"devices"`          // in the order in which they are moved
+	Reason   string    `json:"reason,omitempty"` // of Skipped
 	Since    time.Time `json:"since"`
 }
 
@@ -184,15 +194,19 @@ func decode(data []byte, n Name) (*Record, error) {
 	switch {
 	case r.Name() != n:
 		return nil, fmt.Errorf("it describes %s on %s", r.Key, r.Function)
+	case r.Phase == Skipped:
+		return &r, nil
 	case r.Phase != Intended && r.Phase != Attached:
 		return nil, fmt.Errorf("it has the unknown phase %q", r.Phase)
 	case r.Bus != sysfs.PCI && r.Bus != sysfs.Auxiliary:
 		return nil, fmt.Errorf("it has the unknown bus %q", r.Bus)
-	case r.Device == nil:
+	case len(r.Devices) == 0:
 		return nil, errors.New("it names no device")
 	}
-	if err := rdma.ValidateName(r.Device.Name); err != nil {
-		return nil, err
+	for _, d := range r.Devices {
+		if err := errors.Join(rdma.ValidateName(d.Name), rdma.ValidateName(d.NameInPod)); err != nil {
+			return nil, err
+		}
 	}
 	return &r, nil
 }

@@ -24,10 +24,11 @@ func record() *Record {
 		Netns:    Netns{Path: "/run/netns/blue", ID: rdma.NamespaceID{Dev: 4, Inode: 4026532281}},
 		Bus:      sysfs.PCI,
 		Function: "0000:3b:00.2",
-		Device: &Device{
-			Index: 3, Name: "mlx5_3", NodeGUID: 0x505400fffe123457,
+		Devices: []Device{{
+			Index: 3, Name: "mlx5_3", NameInPod: "rail0", NodeGUID: 0x505400fffe123457,
 			CharDevices: []string{"uverbs3", "umad3"}, CharDevicesInPod: []string{"uverbs4"},
-		},
+			TOS: []int{104}, TrafficClass: []int{-1},
+		}},
 		Since: time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC),
 	}
 }
@@ -116,6 +117,11 @@ var _ = Describe("the name of a record's file", func() {
 	)
 })
 
+// device is the first device in a record's JSON.
+func device(keys map[string]any) map[string]any {
+	return keys["devices"].([]any)[0].(map[string]any)
+}
+
 var _ = Describe("a record", func() {
 	// decoded gives what is read of a record after a change to its JSON.
 	decoded := func(change func(keys map[string]any)) (*Record, error) {
@@ -139,8 +145,9 @@ var _ = Describe("a record", func() {
 			"pod": {"namespace": "ns", "name": "pod", "uid": "uid"},
 			"netns": {"path": "/run/netns/blue", "id": {"dev": 4, "inode": 4026532281}},
 			"bus": "pci", "function": "0000:3b:00.2",
-			"device": {"index": 3, "name": "mlx5_3", "nodeGUID": "5054:00ff:fe12:3457",
-				"charDevices": ["uverbs3", "umad3"], "charDevicesInPod": ["uverbs4"]},
+			"devices": [{"index": 3, "name": "mlx5_3", "nameInPod": "rail0", "nodeGUID": "5054:00ff:fe12:3457",
+				"charDevices": ["uverbs3", "umad3"], "charDevicesInPod": ["uverbs4"],
+				"tos": [104], "trafficClass": [-1]}],
 			"since": "2026-01-02T03:04:05.000000006Z"}`), "the names of the fields are the format")
 	})
 
@@ -156,7 +163,7 @@ var _ = Describe("a record", func() {
 		Entry("of a newer minor version with fields unknown here", func(k map[string]any) {
 			k["version"] = "2.7"
 			k["qos"] = map[string]any{"trafficClass": 96}
-			k["device"].(map[string]any)["vendor"] = []int{1}
+			device(k)["vendor"] = []int{1}
 		}),
 	)
 
@@ -175,11 +182,12 @@ var _ = Describe("a record", func() {
 		Entry("of another function", func(k map[string]any) { k["function"] = "0000:3b:00.3" }, "on 0000:3b:00.3"),
 		Entry("in an unknown phase", func(k map[string]any) { k["phase"] = "done" }, `phase "done"`),
 		Entry("on an unknown bus", func(k map[string]any) { k["bus"] = "usb" }, `bus "usb"`),
-		Entry("without device", func(k map[string]any) { k["device"] = nil }, "no device"),
-		Entry("of a device without name", func(k map[string]any) { delete(k["device"].(map[string]any), "name") }, "cannot be empty"),
-		Entry("of a device with a bad name", func(k map[string]any) { k["device"].(map[string]any)["name"] = "../x" }, "only letters"),
-		Entry("of a device with a bad GUID", func(k map[string]any) { k["device"].(map[string]any)["nodeGUID"] = "zz" }, "not a GUID"),
-		Entry("of a device with a negative index", func(k map[string]any) { k["device"].(map[string]any)["index"] = -1 }, "index"),
+		Entry("without device", func(k map[string]any) { k["devices"] = nil }, "no device"),
+		Entry("of a device without name", func(k map[string]any) { delete(device(k), "name") }, "cannot be empty"),
+		Entry("of a device with a bad name", func(k map[string]any) { device(k)["name"] = "../x" }, "only letters"),
+		Entry("of a device with a bad name in the pod", func(k map[string]any) { device(k)["nameInPod"] = "a b" }, "only letters"),
+		Entry("of a device with a bad GUID", func(k map[string]any) { device(k)["nodeGUID"] = "zz" }, "not a GUID"),
+		Entry("of a device with a negative index", func(k map[string]any) { device(k)["index"] = -1 }, "index"),
 		Entry("with a time that is none", func(k map[string]any) { k["since"] = "yesterday" }, "yesterday"),
 	)
 

@@ -34,21 +34,20 @@ func (s *Store) path(file string) string { return filepath.Join(s.dir, file) }
 
 // prepare makes the directory, or makes sure that it is ours alone.
 func (s *Store) prepare() error {
-	if err := os.MkdirAll(filepath.Dir(s.dir), 0o755); err != nil {
-		return fmt.Errorf("create state directory: %w", err)
-	}
-	err := os.Mkdir(s.dir, dirMode)
-	if err == nil {
-		return nil
-	}
-	if !errors.Is(err, os.ErrExist) {
-		return fmt.Errorf("create state directory: %w", err)
-	}
 	var st unix.Stat_t
-	if err := unix.Lstat(s.dir, &st); err != nil {
-		return &os.PathError{Op: "check state directory", Path: s.dir, Err: err}
+	err := unix.Lstat(s.dir, &st)
+	if errors.Is(err, os.ErrNotExist) {
+		if err := os.MkdirAll(filepath.Dir(s.dir), 0o755); err != nil {
+			return fmt.Errorf("create state directory: %w", err)
+		}
+		if err := os.Mkdir(s.dir, dirMode); err != nil && !errors.Is(err, os.ErrExist) {
+			return fmt.Errorf("create state directory: %w", err)
+		}
+		err = unix.Lstat(s.dir, &st)
 	}
 	switch {
+	case err != nil:
+		return &os.PathError{Op: "check state directory", Path: s.dir, Err: err}
 	case st.Mode&unix.S_IFMT != unix.S_IFDIR:
 		return fmt.Errorf("state directory %s is not a directory (mode %#o); remove it", s.dir, st.Mode)
 	case int(st.Uid) != os.Geteuid():

@@ -107,7 +107,7 @@ var _ = Describe("a store", func() {
 		})
 
 		It("gives back records with the barest content", func() {
-			r := &Record{Phase: Attached, Key: Key{"c", "i"}, Bus: "auxiliary", Function: "a.sf.1", Device: &Device{Name: "x"}}
+			r := &Record{Phase: Attached, Key: Key{"c", "i"}, Bus: "auxiliary", Function: "a.sf.1", Devices: []Device{{Name: "x", NameInPod: "x"}}}
 			Expect(s.Save(r)).To(Succeed())
 			Expect(s.Load(r.Name())).To(Equal(r))
 		})

@@ -14,8 +14,9 @@ type Absence struct {
 	Driver   string // the bound driver, "" if none is
 	Cause    string
 	Fix      string
-	// NoDriver, Userspace: nothing a wait or a module could change.
-	NoDriver, Userspace bool
+	// What no wait and no module could change: no driver, one that hands the
+	// function to user space, or one of a device that knows no RDMA.
+	NoDriver, Userspace, ForeignDriver bool
 }
 
 func (a *Absence) Error() string {
@@ -77,6 +78,7 @@ func (f Function) Absence() (*Absence, error) {
 		a.Cause = fmt.Sprintf("its driver %s and the module %s are loaded but made none", driver, modules[loaded])
 		a.Fix = fmt.Sprintf("see whether RDMA is switched off for it (devlink dev param show %s/%s: enable_roce, enable_rdma) and what the kernel log says", f.Bus, f.Address)
 	default:
+		a.ForeignDriver = true
 		a.Cause = "its driver " + driver + " makes none"
 		a.Fix = "use a function of an RDMA adapter, or leave the rdma plugin out of this network"
 	}

@@ -1,0 +1,150 @@
+package plugin
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/rdma-cni/rdma-cni/pkg/attachment"
+)
+
+// maxWaitForGID keeps the wait within what runtimes allow for an ADD.
+const maxWaitForGID = 20 * time.Second
+
+// readOptions reads what the configuration asks for besides the move. The name
+// and the quality of service can also stand under args.cni, where Multus puts
+// what the pod's author writes into the annotation cni-args: what the
+// administrator has written at top level wins.
+func (c *config) readOptions(keys object) error {
+	o := &c.options
+	for _, read := range []func() error{
+		func() error { return keys.oneOf("devices", "one", "all", &o.AllDevices) },
+		func() error { return keys.oneOf("onSharedMode", "fail", "skip", &o.SkipShared) },
+		func() error { return keys.oneOf("zeroGUID", "warn", "fail", &o.RefuseZeroGUID) },
+		func() error { return keys.boolean("optional", &o.SkipNoDevice) },
+		func() error { return c.readWaitForGID(keys) },
+		func() error { return c.readDeviceInfo(keys) },
+		func() error { return readName(keys, "", o) },
+		func() error { return readQoS(keys, "", &o.QoS) },
+		func() error {
+			args := podArgs(keys)
+			if err := readName(args, "args.cni.", o); err != nil {
+				return err
+			}
+			return readQoS(args, "args.cni.", &o.QoS)
+		},
+	} {
+		if err := read(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// podArgs is the object args.cni. If it is none, there is nothing in it.
+func podArgs(keys object) object {
+	var args struct{ CNI object }
+	_ = json.Unmarshal(keys["args"], &args)
+	return args.CNI
+}
+
+func readName(keys object, prefix string, o *attachment.Options) error {
+	const key = "rdmaDeviceName"
+	var name string
+	if err := keys.text(key, &name); err != nil {
+		return prefixed(prefix, err)
+	}
+	if name == "" || o.Name != "" {
+		return nil
+	}
+	if err := attachment.ValidateName(name); err != nil {
+		return fmt.Errorf("key %s%s: %w", prefix, key, err)
+	}
+	o.Name = name
+	return nil
+}
+
+// readQoS reads {"tos": 0..255, "tc": 0..255, "required": true}. Absent means
+// untouched; what is set already stays.
+func readQoS(keys object, prefix string, q *attachment.QoS) error {
+	const key = "rdmaQoS"
+	var qos object
+	if err := keys.object(key, &qos); err != nil {
+		return prefixed(prefix, err)
+	}
+	required := true
+	if err := qos.boolean("required", &required); err != nil {
+		return prefixed(prefix+key+".", err)
+	}
+	for _, setting := range []struct {
+		key  string
+		into **uint8
+	}{{"tos", &q.TOS}, {"tc", &q.TrafficClass}} {
+		if isNull(qos[setting.key]) {
+			continue
+		}
+		var value uint8
+		if err := json.Unmarshal(qos[setting.key], &value); err != nil {
+			return prefixed(prefix+key+".", wrongType(setting.key, "a whole number from 0 to 255", qos[setting.key]))
+		}
+		if *setting.into == nil {
+			*setting.into = &value
+			q.Optional = q.Optional || !required
+		}
+	}
+	return nil
+}
+
+func prefixed(prefix string, err error) error {
+	if prefix == "" || err == nil {
+		return err
+	}
+	return fmt.Errorf("under %s: %w", prefix[:len(prefix)-1], err)
+}
+
+func (c *config) readWaitForGID(keys object) error {
+	const key = "waitForGID"
+	var text string
+	if err := keys.text(key, &text); err != nil || text == "" {
+		return err
+	}
+	wait, err := time.ParseDuration(text)
+	if err != nil || wait < 0 || wait > maxWaitForGID {
+		return fmt.Errorf("key %s must be a duration from 0s to %s such as \"5s\", not %q", key, maxWaitForGID, text)
+	}
+	c.options.WaitForGIDs = wait
+	return nil
+}
+
+func (c *config) readDeviceInfo(keys object) error {
+	var runtime object
+	if err := keys.object("runtimeConfig", &runtime); err != nil {
+		return err
+	}
+	return prefixed("runtimeConfig.", runtime.text("CNIDeviceInfoFile", &c.deviceInfo))
+}
+
+// addressesOf lists the addresses that a result gives to an interface.
+func addressesOf(result types.Result, ifName string) []netip.Addr {
+	r, err := types100.NewResultFromResult(result)
+	if err != nil {
+		return nil
+	}
+	var addresses []netip.Addr
+	for _, ip := range r.IPs {
+		if ip.Interface != nil {
+			i := *ip.Interface
+			if i < 0 || i >= len(r.Interfaces) || r.Interfaces[i].Name != ifName {
+				continue
+			}
+		}
+		if a, ok := netip.AddrFromSlice(ip.Address.IP); ok {
+			addresses = append(addresses, a.Unmap())
+		}
+	}
+	return addresses
+}
