@@ -12,7 +12,9 @@ GOBUILD  := CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)'
 BED      := build/bed
 VM       := .cache/bin/vm
 
-GOLANGCI_LINT_VERSION := v2.12.0
+# The version is in the file's name, so that a new one is built when it changes.
+GOLANGCI_LINT_VERSION := v2.15.0
+GOLANGCI_LINT := .cache/bin/golangci-lint-$(GOLANGCI_LINT_VERSION)
 
 .PHONY: help build test test-unit test-e2e demo lint fmt bed chain clean FORCE
 
@@ -55,6 +57,17 @@ demo: chain ## an attachment to look at, in a virtual machine (KERNEL=6.1)
 
 $(VM): FORCE
 	@$(GO) build -o $@ ./test/vm
+
+lint: $(GOLANGCI_LINT) ## the rules of .golangci.yml; the first time it builds the linter, which takes minutes
+	$(GOLANGCI_LINT) run
+
+fmt: $(GOLANGCI_LINT) ## format the Go sources
+	$(GOLANGCI_LINT) fmt
+
+$(GOLANGCI_LINT):
+	@echo "building golangci-lint $(GOLANGCI_LINT_VERSION)"
+	@GOBIN=$(CURDIR)/.cache/bin GOFLAGS= $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_LINT_VERSION)
+	@mv .cache/bin/golangci-lint $@
 
 clean: ## remove build output and downloads
 	rm -rf build .cache
