@@ -71,8 +71,12 @@ func firstThread() error {
 		}
 		group.Wait()
 	}
-	if now, err := os.Readlink("/proc/self/ns/net"); err != nil || now != home {
-		return fmt.Errorf("the first thread is in %s instead of %s (%v)", now, home, err)
+	now, err := os.Readlink("/proc/self/ns/net")
+	if err != nil {
+		return err
+	}
+	if now != home {
+		return fmt.Errorf("the first thread is in %s instead of %s", now, home)
 	}
 	return ns.Close()
 }

@@ -78,8 +78,15 @@ var _ = Describe("the name of a record's file", func() {
 
 	It("differs between attachments that look alike", func() {
 		keys := []Key{
-			{"a-b", "c"}, {"a", "b-c"}, {"a.b", "c"}, {"a", "b@c"}, {"a", "c"}, {"A", "c"},
-			{long + "1", "c"}, {long + "2", "c"}, {long + "1", "d"},
+			{"a-b", "c"},
+			{"a", "b-c"},
+			{"a.b", "c"},
+			{"a", "b@c"},
+			{"a", "c"},
+			{"A", "c"},
+			{long + "1", "c"},
+			{long + "2", "c"},
+			{long + "1", "d"},
 		}
 		seen := map[string]Key{}
 		for _, k := range keys {

@@ -67,8 +67,10 @@ var _ = Describe("CHECK", func() {
 			other := newPod()
 			a := a
 			a.netns = other.path
-			a = a.with("prevResult", map[string]any{"cniVersion": "1.1.0",
-				"interfaces": []any{map[string]any{"name": "net1", "sandbox": other.path}}})
+			a = a.with("prevResult", map[string]any{
+				"cniVersion": "1.1.0",
+				"interfaces": []any{map[string]any{"name": "net1", "sandbox": other.path}},
+			})
 			Expect(a.fail("CHECK").Msg).To(And(ContainSubstring(p.path), ContainSubstring(other.path)))
 		})
 	})

@@ -130,8 +130,13 @@ func (b bed) prepare() error {
 
 // tools are programs and the packages that have them.
 var tools = []struct{ program, pkg string }{
-	{"depmod", "kmod"}, {"busybox", "busybox-static"}, {"xz", "xz-utils"},
-	{"gcc-12", "gcc-12"}, {"make", "make"}, {"rdma", "iproute2"}, {"ld", "binutils"},
+	{"depmod", "kmod"},
+	{"busybox", "busybox-static"},
+	{"xz", "xz-utils"},
+	{"gcc-12", "gcc-12"},
+	{"make", "make"},
+	{"rdma", "iproute2"},
+	{"ld", "binutils"},
 }
 
 // qemuSuite has a QEMU with the igb device; that of stable is too old.

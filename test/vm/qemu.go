@@ -91,7 +91,7 @@ func start(args []string) (*guest, error) {
 		return nil, err
 	}
 	go func() {
-		g.cmd.Wait()
+		_ = g.cmd.Wait() // killed, as a rule
 		close(g.exited)
 	}()
 	g.qmp, err = newQMP(qmpConn)
@@ -103,7 +103,7 @@ func start(args []string) (*guest, error) {
 }
 
 func (g *guest) kill() {
-	g.cmd.Process.Kill()
+	_ = g.cmd.Process.Kill() // it may have ended
 	<-g.exited
 }
 
@@ -175,8 +175,10 @@ func (b bed) resume(t tree, img image, console, share string) (*guest, error) {
 }
 
 func (g *guest) awaitReady() error {
-	g.agent.SetReadDeadline(time.Now().Add(bootTimeout))
-	defer g.agent.SetReadDeadline(time.Time{})
+	if err := g.agent.SetReadDeadline(time.Now().Add(bootTimeout)); err != nil {
+		return err
+	}
+	defer func() { _ = g.agent.SetReadDeadline(time.Time{}) }()
 	kind, _, err := wire.Read(g.agent)
 	if err != nil {
 		return fmt.Errorf("the guest did not come up: %w %s", err, g.stderr.String())

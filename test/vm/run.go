@@ -120,7 +120,7 @@ func (r request) start(img image, console, share string) (*guest, error) {
 func (r request) converse(ctx context.Context, g *guest) (wire.Result, error) {
 	ctx, cancel := context.WithTimeout(ctx, r.timeout)
 	defer cancel()
-	stop := context.AfterFunc(ctx, func() { g.agent.SetReadDeadline(time.Unix(1, 0)) })
+	stop := context.AfterFunc(ctx, func() { _ = g.agent.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
 	result, err := r.exchange(g)
 	if ctx.Err() != nil && err != nil {

@@ -14,8 +14,9 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/rdma-cni/rdma-cni/test/vm/wire"
 	"golang.org/x/sys/unix"
+
+	"github.com/rdma-cni/rdma-cni/test/vm/wire"
 )
 
 // port is the agent's end of the virtio-serial port.
