@@ -119,6 +119,8 @@ sed 's/^/  /' $CNI/net.d/rail.conflist
 title "ADD"
 printf '  $ cnitool add rail /run/netns/%s\n' $POD
 $CNI/bin/cnitool add rail /run/netns/$POD >/tmp/result || fail "ADD: $(cat /tmp/result)"
+if on_host mlx5_0; then fail "mlx5_0 is still on the host"; fi
+in_pod mlx5_0 || fail "mlx5_0 is not in the pod"
 address=$(ip -n $POD -4 -o addr show dev net1 | awk '{ sub("/.*", "", $4); print $4 }')
 has_gid "$address" || fail "the pod's mlx5_0 has no RoCE v2 GID for $address: $(gids)"
 
@@ -139,9 +141,7 @@ printf '  $ ip netns exec %s sh -c ": <%s"\n' $POD "$node"
 ip netns exec $POD sh -c ": <$node" || fail "the pod cannot open $node"
 note "opened"
 
-if on_host mlx5_0; then fail "mlx5_0 is still on the host"; fi
 [ -z "$(home infiniband)" ] || fail "$VF still has an RDMA device on the host"
-in_pod mlx5_0 || fail "mlx5_0 is not in the pod"
 on_host mlx5_1 || fail "mlx5_1 has left the host"
 [ "$(ls /dev/infiniband)" = "$numbers" ] || fail "the character devices are not the same any more"
 
