@@ -6,6 +6,9 @@ COMMIT  ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 DATE    ?= $(shell git log -1 --format=%cI 2>/dev/null || echo unknown)
 
 GO       ?= go
+# The version comes in by LDFLAGS. Go's own stamp is an error where git does not
+# trust the owner of the folder, as in a checkout that root did not make.
+export GOFLAGS := -buildvcs=false $(GOFLAGS)
 KERNEL   ?= 6.1
 LDFLAGS  := -s -w -buildid= -X main.version=$(VERSION) -X main.commit=$(COMMIT) -X main.date=$(DATE)
 GOBUILD  := CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)'
