@@ -312,10 +312,11 @@ func (a *attach) move(d *state.Device) error {
 	if err := a.setTrafficClass(d); err != nil {
 		return err
 	}
-	if err := a.moveAs(d.Index, d.Name, a.nameForMove(d)); err != nil {
+	name := a.nameForMove(d)
+	if err := a.moveAs(d.Index, d.Name, name); err != nil {
 		return a.explainMove(d, err)
 	}
-	return a.setTOS(d)
+	return a.setTOS(d, name)
 }
 
 func (a *attach) moveAs(index uint32, name, newName string) error {

@@ -95,7 +95,7 @@ func (a *attach) holderOfName(name string) string {
 	}
 	for _, r := range records {
 		for _, d := range r.Devices {
-			if d.NameInPod == name {
+			if d.NameInPod == name && r.Key != a.req.Key {
 				return "the device of " + r.Owner()
 			}
 		}
@@ -184,10 +184,9 @@ func (a *attach) nameForMove(d *state.Device) string {
 	return d.NameInPod
 }
 
-// setTOS sets the TOS of a device that is in the pod, where its move has reset
-// it, and gives it its final name.
-func (a *attach) setTOS(d *state.Device) error {
-	name := a.nameForMove(d)
+// setTOS sets the TOS of a device that is in the pod under name, where its move
+// has reset it, and gives it its final name.
+func (a *attach) setTOS(d *state.Device, name string) error {
 	if d.TOS != nil {
 		err := a.CM.SetTOS(name, repeat(*a.req.QoS.TOS, len(d.TOS)))
 		if err := a.unsupported(err); err != nil {

@@ -14,10 +14,16 @@ func (p *Plugin) status(args *skel.CmdArgs) error {
 	if err == nil {
 		err = p.Node.Ready()
 	}
+	report := &attachment.Report{}
+	var mode *attachment.ModeError
+	if op.conf.options.SkipShared && errors.As(err, &mode) {
+		report.Warnings = append(report.Warnings, "pods get no RDMA device of their own on this node: "+err.Error())
+		err = nil
+	}
 	if err != nil {
 		err = types.NewError(p.statusCode(err), oneLine("rdma plugin: "+err.Error()), "")
 	}
-	return p.end(op, "", nil, err)
+	return p.end(op, "", report, err)
 }
 
 // statusCode says more than "not available" if the mode was changed under

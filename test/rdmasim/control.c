@@ -248,6 +248,8 @@ static int sim_parse_key(struct sim_spec *spec, unsigned int *count,
 		return sim_parse_bool(value, &spec->netdev);
 	if (!strcmp(key, "rebind"))
 		return sim_parse_bool(value, &spec->rebind);
+	if (!strcmp(key, "tc"))
+		return sim_parse_bool(value, &spec->tc);
 	return -EINVAL;
 }
 

@@ -106,9 +106,17 @@ int sim_register(struct sim *sim)
 	err = ib_register_device(&ib->ibdev, sim->spec.name, NULL);
 	if (err)
 		goto notifier;
+	if (sim->spec.tc) {
+		err = sim_tc_add(ib);
+		if (err)
+			goto unregister;
+	}
 	WRITE_ONCE(ib->registered, true);
 	sim->ib = ib;
 	return 0;
+
+unregister:
+	ib_unregister_device(&ib->ibdev);
 
 notifier:
 	if (ib->follows_netdev)
@@ -128,6 +136,8 @@ void sim_unregister(struct sim *sim)
 	WRITE_ONCE(ib->registered, false);
 	if (ib->follows_netdev)
 		unregister_netdevice_notifier(&ib->nb);
+	if (ib->tc)
+		sim_tc_remove(ib);
 	ib_unregister_device(&ib->ibdev);
 	ib_dealloc_device(&ib->ibdev);
 }

@@ -44,6 +44,7 @@ struct sim_spec {
 	bool zero_guid;
 	bool netdev;
 	bool rebind;
+	bool tc;
 };
 
 struct sim_aux {
@@ -52,6 +53,8 @@ struct sim_aux {
 	char modname[SIM_NAME_MAX];
 	char name[SIM_NAME_MAX];
 };
+
+struct sim_tc_port;
 
 /* The registered part: embeds the ib_device, freed by ib_dealloc_device(). */
 struct sim_ib {
@@ -66,6 +69,8 @@ struct sim_ib {
 	atomic_t next_qpn;
 	atomic_t remove_delay_ms;	/* one-shot faults */
 	atomic_t enable_errno;
+	struct kobject *tc;			/* NULL without tc=1 */
+	struct sim_tc_port *tc_port[SIM_MAX_PORTS];
 };
 
 struct sim {
@@ -93,6 +98,10 @@ int sim_register(struct sim *sim);
 void sim_unregister(struct sim *sim);
 int sim_client_init(void);
 void sim_client_exit(void);
+
+/* tc.c; all under sim_lock */
+int sim_tc_add(struct sim_ib *ib);
+void sim_tc_remove(struct sim_ib *ib);
 
 /* parent.c */
 struct device *sim_pci_get(const char *address);
