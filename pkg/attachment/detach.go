@@ -198,6 +198,9 @@ func (s *session) fetch(ns *rdma.Namespace, f sysfs.Function, c claim, report *R
 		if err != nil || d == nil {
 			return err
 		}
+		if c.device != nil && d.Name != c.device.NameInPod {
+			report.warn("the pod has renamed RDMA device %s to %s", c.device.NameInPod, d.Name)
+		}
 		done = true
 		if err := s.moveHome(conn, *d, c); err != nil {
 			return fmt.Errorf("bring RDMA device %s of %s home from network namespace %s: %w", d.Name, f, ns.ID(), err)

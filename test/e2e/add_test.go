@@ -262,12 +262,8 @@ func readlink(path string) string {
 }
 
 var _ = Describe("a node in shared mode", Ordered, func() {
-	BeforeAll(func() { run("rdma", "system", "set", "netns", "shared") })
-	AfterAll(func() {
-		Eventually(func() error {
-			return exec.Command("rdma", "system", "set", "netns", "exclusive").Run()
-		}, patience).Should(Succeed())
-	})
+	BeforeAll(func() { setMode("shared") })
+	AfterAll(func() { setMode("exclusive") })
 
 	It("refuses ADD and says how to change the mode", func() {
 		p := newPod()
@@ -276,6 +272,7 @@ var _ = Describe("a node in shared mode", Ordered, func() {
 		Expect(e.Msg).To(And(ContainSubstring("shared"), ContainSubstring("rdma system set netns exclusive"), ContainSubstring("EBUSY"),
 			ContainSubstring("netns_mode=0"), ContainSubstring("initramfs")))
 		Expect(records()).To(BeEmpty())
+		p.remove() // the mode changes before what DeferCleanup has
 	})
 
 	It("is not available", func() {

@@ -25,6 +25,14 @@ func namesPerNamespace() bool {
 	return major > 7 || major == 7 && minor >= 3
 }
 
+// namesPerPod skips a spec about names that are unique in a namespace only.
+func namesPerPod() {
+	GinkgoHelper()
+	if !namesPerNamespace() {
+		Skip("before kernel 7.3 names are unique on the node; run on 7.3")
+	}
+}
+
 // uniqueNames skips a spec about names that are unique on the node.
 func uniqueNames() {
 	GinkgoHelper()

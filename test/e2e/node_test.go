@@ -356,6 +356,19 @@ func (got answer) logged(level string) []string {
 	return messages
 }
 
+// setMode changes the node's RDMA namespace mode, which the kernel allows once
+// the last pod's namespace is torn down.
+func setMode(mode string) {
+	GinkgoHelper()
+	Eventually(func() string {
+		out, err := exec.Command("rdma", "system", "set", "netns", mode).CombinedOutput()
+		if err != nil {
+			return string(out)
+		}
+		return ""
+	}, patience).Should(BeEmpty())
+}
+
 // expectHome makes sure that VF number i has its device at home, under its old
 // name.
 func expectHome(i int) {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 
@@ -127,6 +126,68 @@ var _ = Describe("rdmaDeviceName", func() {
 		a.succeed("ADD")
 		expectIn(p, 0)
 		a.succeed("DEL")
+	})
+
+	Context("in a kernel with names per namespace", func() {
+		BeforeEach(func() { namesPerPod() })
+
+		It("can be the same in two pods, and each gets its own TOS", func() {
+			other := newPod()
+			first := vfAttachment(p, 0).with("rdmaDeviceName", "rail0").with("rdmaQoS", map[string]any{"tos": 104})
+			second := vfAttachment(other, 1).with("rdmaDeviceName", "rail0").with("rdmaQoS", map[string]any{"tos": 32})
+			setTOS(vfDevice(1), "56")
+			first.succeed("ADD")
+			second.succeed("ADD")
+			Expect(rdmaNames(p.path)).To(ConsistOf("rail0"))
+			Expect(rdmaNames(other.path)).To(ConsistOf("rail0"))
+			By("telling them apart by names that they have for a moment only")
+			for _, want := range []struct {
+				in  pod
+				tos string
+			}{{p, "104"}, {other, "32"}} {
+				run("ip", "netns", "exec", want.in.name, "rdma", "dev", "set", "rail0", "name", "alone")
+				Expect(tos("alone", 1)).To(Equal([]string{want.tos}))
+				run("ip", "netns", "exec", want.in.name, "rdma", "dev", "set", "alone", "name", "rail0")
+			}
+			first.succeed("DEL")
+			second.succeed("DEL")
+			expectHome(0)
+			expectHome(1)
+			Expect(tos(vfDevice(1), 1)).To(Equal([]string{"56"}))
+		})
+
+		It("can be that of a device at home, and comes home all the same", func() {
+			a := vfAttachment(p, 0).with("rdmaDeviceName", vfDevice(2))
+			a.succeed("ADD")
+			Expect(rdmaNames(p.path)).To(ConsistOf(vfDevice(2)))
+			a.succeed("DEL")
+			expectHome(0)
+			expectHome(2)
+		})
+
+		It("can be that of a device at home, and the kernel brings it home under another", func() {
+			a := vfAttachment(p, 0).with("rdmaDeviceName", vfDevice(2))
+			a.succeed("ADD")
+			p.remove()
+			a.succeed("DEL")
+			expectHome(0)
+			expectHome(2)
+		})
+
+		It("may be taken at home when the device returns", func() {
+			a := vfAttachment(p, 0)
+			a.succeed("ADD")
+			run("rdma", "dev", "set", vfDevice(3), "name", vfDevice(0))
+			got := a.succeed("DEL")
+			Expect(got.logged("ERROR")).To(ContainElement(ContainSubstring("is taken")))
+			Expect(rdmaNames(p.path)).To(BeEmpty())
+			Expect(rdmaNames(hostNetns)).To(HaveLen(4))
+			Expect(records()).To(BeEmpty())
+			run("rdma", "dev", "set", vfDevice(0), "name", vfDevice(3))
+			now := dirNames(filepath.Join("/sys/bus/pci/devices", vfs[0], "infiniband"))
+			Expect(now).To(HaveLen(1))
+			run("rdma", "dev", "set", now[0], "name", vfDevice(0))
+		})
 	})
 
 	Context("when it is taken", func() {
@@ -461,12 +522,8 @@ var _ = Describe("waitForGID", func() {
 })
 
 var _ = Describe("onSharedMode: skip", Ordered, func() {
-	BeforeAll(func() { run("rdma", "system", "set", "netns", "shared") })
-	AfterAll(func() {
-		Eventually(func() error {
-			return exec.Command("rdma", "system", "set", "netns", "exclusive").Run()
-		}, patience).Should(Succeed())
-	})
+	BeforeAll(func() { setMode("shared") })
+	AfterAll(func() { setMode("exclusive") })
 
 	It("passes prevResult through on a node in shared mode, and CHECK and DEL agree", func() {
 		p := newPod()
@@ -478,6 +535,7 @@ var _ = Describe("onSharedMode: skip", Ordered, func() {
 		a.succeed("CHECK")
 		a.succeed("DEL")
 		Expect(records()).To(BeEmpty())
+		p.remove() // the mode changes before what DeferCleanup has
 	})
 
 	It("is ready, and says what it would do", func() {
