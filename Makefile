@@ -19,7 +19,7 @@ VM       := .cache/bin/vm
 GOLANGCI_LINT_VERSION := v2.15.0
 GOLANGCI_LINT := .cache/bin/golangci-lint-$(GOLANGCI_LINT_VERSION)
 
-.PHONY: help build test test-unit test-e2e demo lint fmt bed chain clean FORCE
+.PHONY: help build bench test test-unit test-e2e demo lint fmt bed chain clean FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,12 +33,19 @@ test: test-unit test-e2e ## everything, on a real kernel too
 
 test-unit: ## tests that need neither root nor RDMA
 	$(GO) vet ./...
-	$(GO) test -race ./cmd/... ./pkg/...
+	$(GO) test -race ./cmd/... ./pkg/... ./test/vm/...
 
 # The specs labelled "alone" unfit the guest for others: they get one of their own.
 test-e2e: bed ## the tests on a real kernel, in a virtual machine (KERNEL=6.1)
 	$(VM) run -kernel $(KERNEL) -timeout 30m -share $(BED) -- /bed/guest.sh -ginkgo.label-filter='!alone' $(ARGS)
 	$(VM) run -kernel $(KERNEL) -timeout 5m -share $(BED) -- /bed/guest.sh -ginkgo.label-filter='alone' $(ARGS)
+
+bench: chain ## measure the plugin in a virtual machine (N=50 rounds, BASE=rev compares with another commit)
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o $(BED)/bin/ ./test/bench ./test/bench/empty
+	$(if $(BASE),rm -rf .cache/base && git worktree prune && git worktree add --detach .cache/base $(BASE) && \
+		(cd .cache/base && $(GOBUILD) -o $(CURDIR)/$(BED)/bin/rdma-base ./cmd/rdma); git worktree remove --force .cache/base)
+	$(VM) run -kernel $(KERNEL) -timeout 30m -share $(BED) -- sh -c 'mkdir /tmp/bin && cp /bed/bin/* /tmp/bin && \
+		exec /tmp/bin/bench -n $(or $(N),50) $(if $(BASE),-base /tmp/bin/rdma-base) $(if $(DEVICES),-devices $(DEVICES))'
 
 # What the guest gets: the plugin, its delegate and runtime, and the tests.
 bed: chain

@@ -7,11 +7,11 @@
 package state
 
 import (
-	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"strings"
 	"time"
 
@@ -124,10 +124,13 @@ const (
 // maxFileName is the limit of Linux file systems, in bytes.
 const maxFileName = 255
 
-// digest stands for a container ID that would make the file name too long.
+// digest stands for a container ID that would make the file name too long. It
+// is not a cryptographic one, which would double the plugin's start: IDs are
+// the runtime's, and a record holds the whole ID.
 func digest(containerID string) string {
-	sum := sha256.Sum256([]byte(containerID))
-	return "sha256." + hex.EncodeToString(sum[:])
+	h := fnv.New128a()
+	_, _ = h.Write([]byte(containerID))
+	return "fnv128a." + hex.EncodeToString(h.Sum(nil))
 }
 
 // Name is the name of the record's file.

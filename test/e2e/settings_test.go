@@ -359,6 +359,36 @@ var _ = Describe("several devices on one function", func() {
 	})
 })
 
+var _ = Describe("a device with several ports", func() {
+	It("has the character devices of each, and the GIDs of its netdev", func() {
+		p := newPod()
+		replaceDevice(0, "ports=3")
+		conf := chain("1.0.0", vfs[0])
+		conf["plugins"].([]any)[1].(map[string]any)["waitForGID"] = "10s"
+		n := newNetwork(conf)
+		_, err := n.cnitool("add", p)
+		Expect(err).NotTo(HaveOccurred())
+		data, err := os.ReadFile(filepath.Join(stateDir, records()[0]))
+		Expect(err).NotTo(HaveOccurred())
+		var record struct {
+			Devices []struct{ CharDevices, CharDevicesInPod []string }
+		}
+		Expect(json.Unmarshal(data, &record)).To(Succeed())
+		umads := 0
+		for _, name := range record.Devices[0].CharDevicesInPod {
+			if strings.HasPrefix(name, "umad") {
+				umads++
+			}
+		}
+		Expect(umads).To(Equal(3), "one for each port: %s", data)
+		Expect(record.Devices[0].CharDevicesInPod).To(HaveExactElements(record.Devices[0].CharDevices))
+		Expect(roceV2GIDs(p, vfDevice(0))).To(ContainElement(HavePrefix("192.168.7.")))
+		_, err = n.cnitool("del", p)
+		Expect(err).NotTo(HaveOccurred())
+		expectHome(0)
+	})
+})
+
 var _ = Describe("a scalable function", func() {
 	It("goes through the whole chain, and its ports' netdev and GIDs with it", func() {
 		p := newPod()
