@@ -85,18 +85,25 @@ func (a *attach) underLock(ctx context.Context, fn func(ctx context.Context) err
 
 // locked does the work while the node lock is held.
 func (a *attach) locked(ctx context.Context) error {
-	done, err := a.resume(ctx)
-	if err != nil || done {
-		return err
-	}
-	devices, err := a.devicesAtHome()
+	names, err := a.State.Names()
 	if err != nil {
-		return a.refuseIfOwned(err)
-	}
-	if err := a.dropStaleClaims(devices); err != nil {
 		return err
 	}
-	record, err := a.plan(devices)
+	if done, err := a.resume(ctx, names); err != nil || done {
+		return err
+	}
+	chars, err := a.function.CharDevices()
+	if err != nil {
+		return err
+	}
+	devices, err := a.devicesAtHome(chars)
+	if err != nil {
+		return a.refuseIfOwned(names, err)
+	}
+	if err := a.dropStaleClaims(names, devices); err != nil {
+		return err
+	}
+	record, err := a.plan(devices, chars)
 	if err != nil {
 		return err
 	}
@@ -120,7 +127,7 @@ func (a *attach) locked(ctx context.Context) error {
 // devicesAtHome gives the function's RDMA devices: one, or all if the request
 // says so. The errors it makes of absence wrap sysfs.ErrElsewhere or
 // sysfs.ErrNoRDMADevice.
-func (a *attach) devicesAtHome() ([]rdma.Device, error) {
+func (a *attach) devicesAtHome(chars []sysfs.CharDevice) ([]rdma.Device, error) {
 	names, err := a.function.RDMADevices()
 	if err != nil {
 		return nil, err
@@ -131,7 +138,7 @@ func (a *attach) devicesAtHome() ([]rdma.Device, error) {
 	}
 	devices := make([]rdma.Device, 0, len(names))
 	for _, name := range names {
-		d, err := a.conn.DeviceByName(name)
+		d, err := a.deviceByName(name, chars)
 		if errors.Is(err, rdma.ErrDeviceNotFound) {
 			// It left between the two looks.
 			return nil, fmt.Errorf("%s: %w", a.function, sysfs.ErrElsewhere)
@@ -144,9 +151,24 @@ func (a *attach) devicesAtHome() ([]rdma.Device, error) {
 	return devices, nil
 }
 
+// deviceByName looks a device up by the number of its verbs node first: that is
+// most often the device's index, since the kernel gives out both lowest first,
+// and a single look-up does not grow with the node as a dump does.
+func (a *attach) deviceByName(name string, chars []sysfs.CharDevice) (rdma.Device, error) {
+	for _, c := range chars {
+		if c.Kind != sysfs.Uverbs || c.Device != name {
+			continue
+		}
+		if d, err := a.conn.Device(uint32(c.Number())); err == nil && d.Name == name {
+			return d, nil
+		}
+	}
+	return a.conn.DeviceByName(name)
+}
+
 // plan makes the record of all that is going to be changed, and refuses what
 // cannot be. Nothing has been touched yet.
-func (a *attach) plan(devices []rdma.Device) (*state.Record, error) {
+func (a *attach) plan(devices []rdma.Device, chars []sysfs.CharDevice) (*state.Record, error) {
 	record := &state.Record{
 		Phase: state.Intended, Key: a.req.Key, Network: a.req.Network, Pod: a.req.Pod,
 		Netns: state.Netns{Path: a.req.Netns, ID: a.pod.ID()},
@@ -160,11 +182,7 @@ func (a *attach) plan(devices []rdma.Device) (*state.Record, error) {
 		if err != nil {
 			return nil, err
 		}
-		chars, err := charNames(a.function, d.Name)
-		if err != nil {
-			return nil, err
-		}
-		planned := state.Device{Index: d.Index, Name: d.Name, NameInPod: name, NodeGUID: d.NodeGUID, CharDevices: chars}
+		planned := state.Device{Index: d.Index, Name: d.Name, NameInPod: name, NodeGUID: d.NodeGUID, CharDevices: charNames(chars, d.Name)}
 		if err := a.planQoS(d, &planned); err != nil {
 			return nil, err
 		}
@@ -192,11 +210,7 @@ func (a *attach) refuseUnfit(d rdma.Device) error {
 
 // resume settles what an earlier ADD of the same attachment left. It reports
 // true if that had done the move: then the attachment is complete.
-func (a *attach) resume(ctx context.Context) (done bool, err error) {
-	names, err := a.State.Names()
-	if err != nil {
-		return false, err
-	}
+func (a *attach) resume(ctx context.Context, names []state.Name) (done bool, err error) {
 	for _, name := range names {
 		if !name.Is(a.req.Key) {
 			continue
@@ -230,15 +244,11 @@ func (a *attach) completes(name state.Name) (bool, error) {
 
 // refuseIfOwned turns "not at home" into a refusal when the device is known to
 // be in a live pod.
-func (a *attach) refuseIfOwned(err error) error {
+func (a *attach) refuseIfOwned(names []state.Name, err error) error {
 	if !errors.Is(err, sysfs.ErrElsewhere) {
 		return err
 	}
-	records, namesErr := a.otherRecords()
-	if namesErr != nil {
-		return errors.Join(err, namesErr)
-	}
-	for _, r := range records {
+	for _, r := range a.otherRecords(names) {
 		alive, aliveErr := a.holdsAlive(r)
 		if aliveErr != nil {
 			return errors.Join(err, aliveErr)
@@ -251,39 +261,34 @@ func (a *attach) refuseIfOwned(err error) error {
 	return err
 }
 
-// otherNames lists the record files of other attachments on the function.
-func (a *attach) otherNames() ([]state.Name, error) {
-	names, err := a.State.Names()
-	return slices.DeleteFunc(names, func(n state.Name) bool {
-		return n.Function != a.function.Address || n.Is(a.req.Key)
-	}), err
+// isOthers tells a record of another attachment on the same function.
+func (a *attach) isOthers(n state.Name) bool {
+	return n.Function == a.function.Address && !n.Is(a.req.Key)
 }
 
-// otherRecords loads those that can be read.
-func (a *attach) otherRecords() ([]*state.Record, error) {
-	names, err := a.otherNames()
-	if err != nil {
-		return nil, err
-	}
+// otherRecords loads those of them that can be read.
+func (a *attach) otherRecords(names []state.Name) []*state.Record {
 	var records []*state.Record
 	for _, name := range names {
+		if !a.isOthers(name) {
+			continue
+		}
 		if r, err := a.State.Load(name); err == nil {
 			records = append(records, r)
 		}
 	}
-	return records, nil
+	return records
 }
 
 // dropStaleClaims removes the records of other attachments on the function:
 // its devices are at home, so whatever they claimed has ended. The names that
 // they had given are taken back, also from devices, which is seen in what
 // follows.
-func (a *attach) dropStaleClaims(devices []rdma.Device) error {
-	names, err := a.otherNames()
-	if err != nil {
-		return err
-	}
+func (a *attach) dropStaleClaims(names []state.Name, devices []rdma.Device) error {
 	for _, name := range names {
+		if !a.isOthers(name) {
+			continue
+		}
 		r, err := a.State.Load(name)
 		if err != nil {
 			a.report.warn("the device is at home, so this record is void: %v", err)
@@ -396,11 +401,11 @@ func (a *attach) rollBack(ctx context.Context, r *state.Record) error {
 // explainElsewhere says where the function's device is and whose it is.
 func (a *attach) explainElsewhere() error {
 	busy := &BusyError{Function: a.function.String()}
-	records, err := a.otherRecords()
+	names, err := a.State.Names()
 	if err != nil {
 		return err
 	}
-	if len(records) > 0 {
+	if records := a.otherRecords(names); len(records) > 0 {
 		busy.Where = "still on its way home from " + records[0].Owner() + ", whose network namespace is gone"
 	} else if paths := a.Upstream.Claimants(a.function.Address); len(paths) > 0 {
 		busy.Where = "attached by another rdma plugin (its record: " + strings.Join(paths, ", ") + ")"

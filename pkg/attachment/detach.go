@@ -293,10 +293,11 @@ func reportNumbers(f sysfs.Function, name string, c claim, report *Report) error
 	if c.device == nil {
 		return nil
 	}
-	now, err := charNames(f, name)
+	chars, err := f.CharDevices()
 	if err != nil {
 		return err
 	}
+	now := charNames(chars, name)
 	if !slices.Equal(now, c.device.CharDevices) {
 		report.fault("character devices of %s changed from %s to %s", f,
 			strings.Join(c.device.CharDevices, ","), strings.Join(now, ","))

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -96,10 +97,11 @@ func (s *session) vfOfMAC(mac string) (address string, err error) {
 	return address, nil
 }
 
-// owns tells whether a device that conn sees is the function's: its verbs node
-// is below the function. A device without verbs node, whose arrival failed
-// half-way, owns up to nothing; for it ok is unknown (nil).
-func owns(conn *rdma.Conn, f sysfs.Function, index uint32) (ok *bool, err error) {
+// owns tells whether a device that conn sees is that of the function with these
+// character devices: its verbs node is one of them. A device without verbs
+// node, whose arrival failed half-way, owns up to nothing; for it ok is unknown
+// (nil).
+func owns(conn *rdma.Conn, chars []sysfs.CharDevice, index uint32) (ok *bool, err error) {
 	uverbs, err := conn.Uverbs(index)
 	if errors.Is(err, rdma.ErrDeviceNotFound) {
 		return nil, nil
@@ -107,13 +109,18 @@ func owns(conn *rdma.Conn, f sysfs.Function, index uint32) (ok *bool, err error)
 	if err != nil {
 		return nil, err
 	}
-	chars, err := f.CharDevices()
-	if err != nil {
-		return nil, err
-	}
-	found := false
-	for _, c := range chars {
-		found = found || c.Name == uverbs
-	}
+	found := slices.ContainsFunc(chars, func(c sysfs.CharDevice) bool { return c.Name == uverbs })
 	return &found, nil
+}
+
+// charNames lists the character devices of the RDMA device that is called
+// device at present.
+func charNames(chars []sysfs.CharDevice, device string) []string {
+	names := make([]string, 0, len(chars))
+	for _, c := range chars {
+		if c.Device == device {
+			names = append(names, c.Name)
+		}
+	}
+	return names
 }

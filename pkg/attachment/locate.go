@@ -107,7 +107,11 @@ func findIn(conn *rdma.Conn, f sysfs.Function, c claim) (*rdma.Device, error) {
 	if d.NodeGUID != c.device.NodeGUID {
 		return nil, nil
 	}
-	if owned, err := owns(conn, f, d.Index); err != nil || owned != nil && !*owned {
+	chars, err := f.CharDevices()
+	if err != nil {
+		return nil, err
+	}
+	if owned, err := owns(conn, chars, d.Index); err != nil || owned != nil && !*owned {
 		return nil, err
 	}
 	return &d, nil
@@ -118,8 +122,12 @@ func findByFunction(conn *rdma.Conn, f sysfs.Function) (*rdma.Device, error) {
 	if err != nil {
 		return nil, err
 	}
+	chars, err := f.CharDevices()
+	if err != nil {
+		return nil, err
+	}
 	for _, d := range devices {
-		owned, err := owns(conn, f, d.Index)
+		owned, err := owns(conn, chars, d.Index)
 		if err != nil {
 			return nil, err
 		}
@@ -200,22 +208,6 @@ func (s *session) awaitHome(ctx context.Context, wait time.Duration, f sysfs.Fun
 		return p == atHome || p == replaced, err
 	})
 	return p, d, err
-}
-
-// charNames lists the character devices of one of a function's RDMA devices,
-// which device is called at present.
-func charNames(f sysfs.Function, device string) ([]string, error) {
-	chars, err := f.CharDevices()
-	if err != nil {
-		return nil, err
-	}
-	names := make([]string, 0, len(chars))
-	for _, c := range chars {
-		if c.Device == device {
-			names = append(names, c.Name)
-		}
-	}
-	return names, nil
 }
 
 // records loads all records that can be read.

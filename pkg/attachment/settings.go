@@ -334,7 +334,11 @@ func (a *attach) skip(ctx context.Context, reason string) error {
 		function = "none"
 	}
 	return a.underLock(ctx, func(ctx context.Context) error {
-		if _, err := a.resume(ctx); err != nil {
+		names, err := a.State.Names()
+		if err != nil {
+			return err
+		}
+		if _, err := a.resume(ctx, names); err != nil {
 			return err
 		}
 		return a.State.Save(&state.Record{

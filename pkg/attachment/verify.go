@@ -24,9 +24,13 @@ type seen struct {
 func (s *session) inspect(pod *rdma.Namespace, f sysfs.Function, r *state.Record) (seen, error) {
 	var in seen
 	var others []rdma.Device
-	err := pod.Do(func(conn *rdma.Conn) (err error) {
+	chars, err := f.CharDevices()
+	if err != nil {
+		return in, err
+	}
+	err = pod.Do(func(conn *rdma.Conn) (err error) {
 		for i := range r.Devices {
-			if err := in.look(conn, f, r, &r.Devices[i]); err != nil {
+			if err := in.look(conn, f, chars, r, &r.Devices[i]); err != nil {
 				return err
 			}
 		}
@@ -43,17 +47,13 @@ func (s *session) inspect(pod *rdma.Namespace, f sysfs.Function, r *state.Record
 		return in, err
 	}
 	for _, d := range r.Devices {
-		chars, err := charNames(f, d.NameInPod)
-		if err != nil {
-			return in, err
-		}
-		in.chars = append(in.chars, chars)
+		in.chars = append(in.chars, charNames(chars, d.NameInPod))
 	}
 	return in, nil
 }
 
 // look looks at one device.
-func (in *seen) look(conn *rdma.Conn, f sysfs.Function, r *state.Record, d *state.Device) error {
+func (in *seen) look(conn *rdma.Conn, f sysfs.Function, chars []sysfs.CharDevice, r *state.Record, d *state.Device) error {
 	device, err := conn.Device(d.Index)
 	if errors.Is(err, rdma.ErrDeviceNotFound) {
 		return mismatch("RDMA device %s of %s is not in the pod's network namespace %s", d.NameInPod, f, r.Netns.Path)
@@ -61,7 +61,7 @@ func (in *seen) look(conn *rdma.Conn, f sysfs.Function, r *state.Record, d *stat
 	if err != nil {
 		return err
 	}
-	if err := sameDevice(conn, f, d, device); err != nil {
+	if err := sameDevice(conn, f, chars, d, device); err != nil {
 		return err
 	}
 	in.roce = in.roce || device.Protocol == "roce"
@@ -78,8 +78,8 @@ func (in *seen) look(conn *rdma.Conn, f sysfs.Function, r *state.Record, d *stat
 }
 
 // sameDevice compares the device that has the recorded index with the record.
-func sameDevice(conn *rdma.Conn, f sysfs.Function, d *state.Device, device rdma.Device) error {
-	switch owned, err := owns(conn, f, device.Index); {
+func sameDevice(conn *rdma.Conn, f sysfs.Function, chars []sysfs.CharDevice, d *state.Device, device rdma.Device) error {
+	switch owned, err := owns(conn, chars, device.Index); {
 	case err != nil:
 		return err
 	case owned == nil:

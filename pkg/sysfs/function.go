@@ -135,12 +135,13 @@ func (f Function) CharDevices() ([]CharDevice, error) {
 		if a.Kind != b.Kind {
 			return strings.Compare(string(b.Kind), string(a.Kind)) // uverbs, umad, issm
 		}
-		return a.number() - b.number()
+		return a.Number() - b.Number()
 	})
 	return list, nil
 }
 
-func (c CharDevice) number() int {
+// Number is that in the name, e.g. 3 of uverbs3.
+func (c CharDevice) Number() int {
 	n, _ := strconv.Atoi(strings.TrimPrefix(c.Name, string(c.Kind)))
 	return n
 }
