@@ -433,8 +433,10 @@ var _ = Describe("the DeviceInfo file", func() {
 	}
 
 	It("gets the name inside the pod and keeps everything else", func() {
-		info := map[string]any{"type": "pci", "version": "1.1.0", "vendor": []any{1.0},
-			"pci": map[string]any{"pci-address": vfs[0], "rdma-device": vfDevice(0), "vhost-net": "/dev/vhost-net"}}
+		info := map[string]any{
+			"type": "pci", "version": "1.1.0", "vendor": []any{1.0},
+			"pci": map[string]any{"pci-address": vfs[0], "rdma-device": vfDevice(0), "vhost-net": "/dev/vhost-net"},
+		}
 		data, err := json.Marshal(info)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(os.WriteFile(path, data, 0o444)).To(Succeed())
