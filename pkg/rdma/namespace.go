@@ -80,9 +80,13 @@ func identify(fd int) (NamespaceID, error) {
 func (ns *Namespace) ID() NamespaceID { return ns.id }
 
 // Close closes the file; the namespace goes when nothing else holds it.
-func (ns *Namespace) Close() error { return os.NewSyscallError("close", unix.Close(ns.fd)) }
+func (ns *Namespace) Close() error {
+	err := os.NewSyscallError("close", unix.Close(ns.fd))
+	ns.fd = -1 // its number will be another file's
+	return err
+}
 
-// Do calls fn on an OS thread that is inside the namespace, with a Conn opened
+// Do calls fn on a thread that is inside the namespace, with a Conn opened
 // there. This is the one way to reach devices of another namespace.
 func (ns *Namespace) Do(fn func(*Conn) error) error {
 	return ns.Run(func() error {
@@ -94,49 +98,30 @@ func (ns *Namespace) Do(fn func(*Conn) error) error {
 	})
 }
 
-// Run calls fn on an OS thread that is inside the namespace. fn must not start
-// goroutines that count on being there.
-func (ns *Namespace) Run(fn func() error) error {
-	type outcome struct {
-		err      error
-		panicked any
-	}
-	result := make(chan outcome, 1)
-	enter := func() {
-		// The thread is never unlocked: when this goroutine ends, the runtime
-		// ends the thread with it, so no other goroutine can inherit the
-		// namespace, whatever happened in fn.
-		runtime.LockOSThread()
-		var o outcome
-		defer func() {
-			o.panicked = recover() // let it go on in the caller, who can handle it
-			result <- o
-		}()
-		if err := unix.Setns(ns.fd, unix.CLONE_NEWNET); err != nil {
-			o.err = fmt.Errorf("enter network namespace %s: %w", ns.id, err)
-			return
+// Run calls fn while the calling goroutine's thread is inside the namespace. fn
+// must not start goroutines that count on being there.
+func (ns *Namespace) Run(fn func() error) (err error) {
+	runtime.LockOSThread()
+	own, err := OwnNamespace()
+	if err == nil {
+		if err = unix.Setns(ns.fd, unix.CLONE_NEWNET); err != nil {
+			err = errors.Join(fmt.Errorf("enter network namespace %s: %w", ns.id, err), own.Close())
 		}
-		o.err = fn()
 	}
-	go func() {
-		// The first thread of the process would not end but be kept by the
-		// runtime, in the namespace: it is held here while another one enters.
-		runtime.LockOSThread()
-		if unix.Gettid() != unix.Getpid() {
-			enter()
-			return
+	if err != nil {
+		runtime.UnlockOSThread()
+		return err
+	}
+	// Deferred, so that a panic of fn leaves the namespace too.
+	defer func() {
+		if back := unix.Setns(own.fd, unix.CLONE_NEWNET); back != nil {
+			// Whatever this goroutine did next it would do in the pod.
+			panic(fmt.Sprintf("return from network namespace %s: %v", ns.id, back))
 		}
-		defer runtime.UnlockOSThread()
-		left := make(chan struct{})
-		go func() {
-			defer close(left)
-			enter()
-		}()
-		<-left
+		if closeErr := own.Close(); closeErr != nil {
+			err = errors.Join(err, closeErr)
+		}
+		runtime.UnlockOSThread()
 	}()
-	o := <-result
-	if o.panicked != nil {
-		panic(o.panicked)
-	}
-	return o.err
+	return fn()
 }

@@ -13,7 +13,7 @@ import (
 func FuzzDecode(f *testing.F) {
 	r := record()
 	r.Version = Version
-	whole, err := json.Marshal(r)
+	whole, err := r.encode()
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -37,7 +37,7 @@ func FuzzDecode(f *testing.F) {
 		if r.Name() != n || !n.Is(r.Key) {
 			t.Fatalf("%+v was read for %+v", r.Name(), n)
 		}
-		again, err := json.Marshal(r)
+		again, err := r.encode()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -45,7 +45,7 @@ func FuzzDecode(f *testing.F) {
 		if err != nil {
 			t.Fatalf("%s became %s: %v", data, again, err)
 		}
-		third, err := json.Marshal(back)
+		third, err := back.encode()
 		if err != nil || string(third) != string(again) {
 			t.Fatalf("%s became %s", again, third)
 		}

@@ -8,8 +8,6 @@ package state
 
 import (
 	"encoding/hex"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"hash/fnv"
 	"strings"
@@ -39,55 +37,55 @@ const (
 
 // Key identifies an attachment, as the CNI specification does.
 type Key struct {
-	ContainerID string `json:"containerID"`
-	IfName      string `json:"ifName"`
+	ContainerID string
+	IfName      string
 }
 
 func (k Key) String() string { return "container " + k.ContainerID + " interface " + k.IfName }
 
 // Pod names the pod of an attachment, for people; empty outside Kubernetes.
 type Pod struct {
-	Namespace string `json:"namespace,omitempty"`
-	Name      string `json:"name,omitempty"`
-	UID       string `json:"uid,omitempty"`
+	Namespace string
+	Name      string
+	UID       string
 }
 
 // Netns is the network namespace of an attachment.
 type Netns struct {
-	Path string           `json:"path"`
-	ID   rdma.NamespaceID `json:"id"` // zero: not known
+	Path string
+	ID   rdma.NamespaceID // zero: not known
 }
 
 // Device is an RDMA device of an attachment: what it was at home, and what it
 // is inside the pod.
 type Device struct {
-	Index     uint32    `json:"index"`
-	Name      string    `json:"name"`
-	NameInPod string    `json:"nameInPod"`
-	NodeGUID  rdma.GUID `json:"nodeGUID"`
+	Index     uint32
+	Name      string
+	NameInPod string
+	NodeGUID  rdma.GUID
 	// CharDevices are the nodes it had at home, CharDevicesInPod those after
 	// the move.
-	CharDevices      []string `json:"charDevices"`
-	CharDevicesInPod []string `json:"charDevicesInPod,omitempty"`
+	CharDevices      []string
+	CharDevicesInPod []string
 	// TOS and TrafficClass are what each port had at home, from port 1 on, if
 	// the attachment changes it.
-	TOS          []int `json:"tos,omitempty"`
-	TrafficClass []int `json:"trafficClass,omitempty"`
+	TOS          []int
+	TrafficClass []int
 }
 
 // Record is all that is needed to bring an attachment's device home.
 type Record struct {
-	Version string `json:"version"`
-	Phase   Phase  `json:"phase"`
+	Version string
+	Phase   Phase
 	Key
-	Network  string    `json:"network"`
-	Pod      Pod       `json:"pod,omitzero"`
-	Netns    Netns     `json:"netns"`
-	Bus      sysfs.Bus `json:"bus"`
-	Function string    `json:"function"`         // address of the parent function
-	Devices  []Device  `json:"devices"`          // in the order in which they are moved
-	Reason   string    `json:"reason,omitempty"` // of Skipped
-	Since    time.Time `json:"since"`
+	Network  string
+	Pod      Pod
+	Netns    Netns
+	Bus      sysfs.Bus
+	Function string   // address of the parent function
+	Devices  []Device // in the order in which they are moved
+	Reason   string   // of Skipped
+	Since    time.Time
 }
 
 // Owner describes whose attachment it is, for error messages.
@@ -178,38 +176,3 @@ func (e *DamagedError) Error() string { return fmt.Sprintf("record %s is unusabl
 
 // Unwrap gives the cause.
 func (e *DamagedError) Unwrap() error { return e.Err }
-
-// decode reads a record and compares it with its file's name.
-func decode(data []byte, n Name) (*Record, error) {
-	var head struct {
-		Version string `json:"version"`
-	}
-	if err := json.Unmarshal(data, &head); err != nil {
-		return nil, err
-	}
-	if major, _, _ := strings.Cut(head.Version, "."); major != "2" {
-		return nil, fmt.Errorf("its version is %q, this plugin reads 2.x", head.Version)
-	}
-	var r Record
-	if err := json.Unmarshal(data, &r); err != nil {
-		return nil, err
-	}
-	switch {
-	case r.Name() != n:
-		return nil, fmt.Errorf("it describes %s on %s", r.Key, r.Function)
-	case r.Phase == Skipped:
-		return &r, nil
-	case r.Phase != Intended && r.Phase != Attached:
-		return nil, fmt.Errorf("it has the unknown phase %q", r.Phase)
-	case r.Bus != sysfs.PCI && r.Bus != sysfs.Auxiliary:
-		return nil, fmt.Errorf("it has the unknown bus %q", r.Bus)
-	case len(r.Devices) == 0:
-		return nil, errors.New("it names no device")
-	}
-	for _, d := range r.Devices {
-		if err := errors.Join(rdma.ValidateName(d.Name), rdma.ValidateName(d.NameInPod)); err != nil {
-			return nil, err
-		}
-	}
-	return &r, nil
-}

@@ -1,7 +1,6 @@
 package state
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -136,17 +135,17 @@ func readRegular(path string) (_ []byte, err error) {
 // Save writes a record: it is there whole or as it was before.
 func (s *Store) Save(r *Record) error {
 	r.Version = Version
-	data, err := json.Marshal(r)
+	data, err := r.encode()
 	if err != nil {
 		return fmt.Errorf("encode record: %w", err)
 	}
-	if len(data) >= maxRecordSize {
+	if len(data) > maxRecordSize {
 		return fmt.Errorf("the record of %s is longer than %d bytes, so it could not be read again", r.Key, maxRecordSize)
 	}
 	// The lock is held, so one name for the temporary file is enough; what a
 	// killed process left of it is overwritten.
 	temp := s.path(".new")
-	if err := writeFile(temp, append(data, '\n')); err != nil {
+	if err := writeFile(temp, data); err != nil {
 		return errors.Join(fmt.Errorf("write record: %w", err), removeIfThere(temp))
 	}
 	if err := os.Rename(temp, s.path(r.Name().file())); err != nil {
