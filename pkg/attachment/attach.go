@@ -101,7 +101,7 @@ func (a *attach) locked(ctx context.Context) error {
 		return a.refuseIfOwned(names, err)
 	}
 	if err := a.dropStaleClaims(names, devices); err != nil {
-		return err
+		return a.refuseIfOwned(names, err)
 	}
 	record, err := a.plan(devices, chars)
 	if err != nil {
@@ -135,6 +135,9 @@ func (a *attach) devicesAtHome(chars []sysfs.CharDevice) ([]rdma.Device, error) 
 	if len(names) > 1 && !a.req.AllDevices {
 		return nil, &FunctionError{fmt.Errorf("%s has %d RDMA devices (%s) and the configuration asks for one; set \"devices\": \"all\" to attach them together",
 			a.function, len(names), strings.Join(names, ", "))}
+	}
+	if a.req.AllDevices && countDevices(chars) > len(names) {
+		return nil, fmt.Errorf("%s: %w", a.function, sysfs.ErrElsewhere)
 	}
 	devices := make([]rdma.Device, 0, len(names))
 	for _, name := range names {
@@ -280,8 +283,9 @@ func (a *attach) otherRecords(names []state.Name) []*state.Record {
 	return records
 }
 
-// dropStaleClaims removes the records of other attachments on the function:
-// its devices are at home, so whatever they claimed has ended. The names that
+// dropStaleClaims removes the records of other attachments on the function
+// whose devices are all at home: whatever they claimed has ended. One whose
+// device is not makes an error that wraps sysfs.ErrElsewhere. The names that
 // they had given are taken back, also from devices, which is seen in what
 // follows.
 func (a *attach) dropStaleClaims(names []state.Name, devices []rdma.Device) error {
@@ -292,19 +296,32 @@ func (a *attach) dropStaleClaims(names []state.Name, devices []rdma.Device) erro
 		r, err := a.State.Load(name)
 		if err != nil {
 			a.report.warn("the device is at home, so this record is void: %v", err)
-		} else {
-			a.report.warn("the device is at home, so the record of %s is void", r.Owner())
-			for _, c := range claimsOf(r) {
-				i := slices.IndexFunc(devices, func(d rdma.Device) bool { return d.Index == c.device.Index && d.NodeGUID == c.device.NodeGUID })
-				if i < 0 {
-					continue
-				}
-				if devices[i].Name, err = a.restore(a.function, devices[i], c, a.report); err != nil {
-					return err
-				}
-			}
+		} else if err := a.endClaims(r, devices); err != nil {
+			return err
 		}
 		if err := a.State.Delete(name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// endClaims puts back what a record of another attachment says was changed.
+func (a *attach) endClaims(r *state.Record, devices []rdma.Device) error {
+	claims := claimsOf(r)
+	for _, c := range claims {
+		if p, _, err := a.where(a.function, c); err != nil || p == elsewhere {
+			return errors.Join(err, fmt.Errorf("%s: %w", a.function, sysfs.ErrElsewhere))
+		}
+	}
+	a.report.warn("the device is at home, so the record of %s is void", r.Owner())
+	for _, c := range claims {
+		i := slices.IndexFunc(devices, func(d rdma.Device) bool { return d.Index == c.device.Index && d.NodeGUID == c.device.NodeGUID })
+		if i < 0 {
+			continue
+		}
+		var err error
+		if devices[i].Name, err = a.restore(a.function, devices[i], c, a.report); err != nil {
 			return err
 		}
 	}

@@ -136,8 +136,15 @@ func (s *session) bringHome(ctx context.Context, c claim, netnsPath string, repo
 	}
 	for _, path := range slices.Compact([]string{netnsPath, c.netns.Path}) {
 		done, err := s.fetchFrom(path, f, c, report)
-		if err != nil || done {
+		if err != nil {
 			return err
+		}
+		if done && c.device == nil {
+			// Known by its function only, of which there may be more.
+			return s.bringHome(ctx, c, netnsPath, report)
+		}
+		if done {
+			return nil
 		}
 	}
 	p, d, err := s.where(f, c)
@@ -207,8 +214,8 @@ func (s *session) fetch(ns *rdma.Namespace, f sysfs.Function, c claim, report *R
 		}
 		return nil
 	})
-	if !done {
-		return false, err
+	if !done || err == nil && c.device == nil {
+		return done, err // one that is known by its function is settled when there are no more
 	}
 	// The kernel can fail after the device has changed its namespace, and an
 	// old one answers without moving.

@@ -58,19 +58,14 @@ func (s *session) where(f sysfs.Function, c claim) (place, rdma.Device, error) {
 	case err != nil:
 		return 0, rdma.Device{}, err
 	}
-	if c.device == nil {
-		d, err := s.conn.DeviceByName(names[0])
-		if errors.Is(err, rdma.ErrDeviceNotFound) {
-			return elsewhere, d, nil
+	if c.device != nil {
+		d, err := findIn(s.conn, f, c)
+		if err != nil {
+			return 0, rdma.Device{}, err
 		}
-		return atHome, d, err
-	}
-	d, err := findIn(s.conn, f, c)
-	if err != nil {
-		return 0, rdma.Device{}, err
-	}
-	if d != nil {
-		return atHome, *d, nil
+		if d != nil {
+			return atHome, *d, nil
+		}
 	}
 	// The function's devices at home are others: either this one is away, or
 	// there is none besides them.
@@ -78,16 +73,29 @@ func (s *session) where(f sysfs.Function, c claim) (place, rdma.Device, error) {
 	if err != nil {
 		return 0, rdma.Device{}, err
 	}
-	devices := 0
-	for _, c := range chars {
-		if c.Kind == sysfs.Uverbs {
-			devices++
-		}
-	}
-	if devices > len(names) {
+	if countDevices(chars) > len(names) {
 		return elsewhere, rdma.Device{}, nil
 	}
-	return replaced, rdma.Device{}, nil
+	if c.device != nil {
+		return replaced, rdma.Device{}, nil
+	}
+	d, err := s.conn.DeviceByName(names[0])
+	if errors.Is(err, rdma.ErrDeviceNotFound) {
+		return elsewhere, d, nil
+	}
+	return atHome, d, err
+}
+
+// countDevices counts the RDMA devices that have these character devices, in
+// whichever namespace.
+func countDevices(chars []sysfs.CharDevice) int {
+	n := 0
+	for _, c := range chars {
+		if c.Kind == sysfs.Uverbs {
+			n++
+		}
+	}
+	return n
 }
 
 // findIn looks for a claimed device in the namespace of conn, nil if it is not

@@ -351,6 +351,30 @@ var _ = Describe("several devices on one function", func() {
 		Expect(rdmaNames(hostNetns)).To(ContainElements(vfDevice(0), "second"))
 	})
 
+	It("are not taken from a pod that still has one of them", func() {
+		thief := newPod()
+		owner := vfAttachment(p, 0).with("devices", "all")
+		owner.succeed("ADD")
+		run("ip", "netns", "exec", p.name, "rdma", "dev", "set", "second", "netns", hostName)
+		for _, devices := range []string{"one", "all"} {
+			e := vfAttachment(thief, 0).with("devices", devices).fail("ADD")
+			Expect(e.Code).To(Equal(11))
+			Expect(e.Msg).To(And(ContainSubstring(p.id), ContainSubstring(p.path)))
+		}
+		Expect(rdmaNames(p.path)).To(ConsistOf(vfDevice(0)))
+		owner.succeed("DEL")
+		Expect(rdmaNames(hostNetns)).To(ContainElements(vfDevice(0), "second"))
+	})
+
+	It("come home together when the record is damaged", func() {
+		a := vfAttachment(p, 0).with("devices", "all")
+		a.succeed("ADD")
+		Expect(os.Truncate(recordOf(a, 0), 0)).To(Succeed())
+		a.succeed("DEL")
+		Expect(rdmaNames(hostNetns)).To(ContainElements(vfDevice(0), "second"))
+		Expect(records()).To(BeEmpty())
+	})
+
 	It("cannot have one name", func() {
 		e := vfAttachment(p, 0).with("devices", "all").with("rdmaDeviceName", "rail").fail("ADD")
 		Expect(e.Code).To(Equal(105))
