@@ -511,6 +511,28 @@ var _ = Describe("a function that cannot have an RDMA device", func() {
 		Expect(records()).To(BeEmpty())
 	})
 
+	// vfio-pci itself wants an IOMMU, which the guest does not have, and
+	// Debian's kernels are built without its no-IOMMU mode.
+	It("is optional too when a driver hands it to user space", func() {
+		p := newPod()
+		run("modprobe", "uio_pci_generic")
+		device := "/sys/bus/pci/devices/" + plain
+		bind := func(driver string) {
+			run("sh", "-c", "echo "+driver+" > "+device+"/driver_override && echo "+plain+" > "+device+"/driver/unbind && echo "+plain+" > /sys/bus/pci/drivers_probe")
+			Expect(filepath.Base(readlink(device + "/driver"))).To(Equal(driver))
+		}
+		bind("uio_pci_generic")
+		DeferCleanup(func() {
+			bind("igbvf")
+			Eventually(func() []string { return dirNames(device + "/net") }, patience).Should(HaveLen(1))
+		})
+		Expect(vfAttachment(p, 0).with("deviceID", plain).fail("ADD").Msg).To(And(ContainSubstring("uio_pci_generic"), ContainSubstring(plain)))
+		a := vfAttachment(p, 0).with("deviceID", plain).with("optional", true)
+		Expect(a.succeed("ADD").logged("WARN")).To(ContainElement(ContainSubstring("uio_pci_generic")))
+		a.succeed("CHECK")
+		a.succeed("DEL")
+	})
+
 	It("fails even then if a driver is missing: that is a fault of the node", func() {
 		p := newPod()
 		run("sh", "-c", "echo "+plain+" > /sys/bus/pci/drivers/igbvf/unbind")

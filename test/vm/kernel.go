@@ -32,15 +32,15 @@ var base = []string{
 	"ib_core netns_mode=0", "ib_uverbs", "ib_umad", "rdma_ucm",
 }
 
-// extra is for tests that ask for it: IPoIB, and soft-RoCE, which before 7.3
-// is a stock driver that refuses to move.
-var extra = []string{"ib_ipoib", "rdma_rxe", "crc32_generic"}
+// extra is for tests that ask for it: IPoIB, a driver for user space, and soft-RoCE, which before
+// 7.3 is a stock driver that refuses to move.
+var extra = []string{"ib_ipoib", "uio_pci_generic", "rdma_rxe", "crc32_generic"}
 
 // The first one is the default.
 var kernels = []kernel{
 	{name: "6.1", suite: stable, load: base, carry: extra, rdmasim: true},
 	{name: "6.12", suite: "bookworm-backports", load: base, carry: extra, rdmasim: true},
-	{name: "7.3", suite: "trixie-backports", load: base, carry: []string{"ib_ipoib", "rdma_rxe"}, rdmasim: true, libc: "trixie"},
+	{name: "7.3", suite: "trixie-backports", load: base, carry: []string{"ib_ipoib", "uio_pci_generic", "rdma_rxe"}, rdmasim: true, libc: "trixie"},
 }
 
 func findKernel(name string) (kernel, error) {
