@@ -25,13 +25,13 @@ func (n *Node) Attach(ctx context.Context, req Request) (report *Report, err err
 	}
 	defer s.close()
 	a := &attach{session: s, req: req, report: &Report{Function: req.Function}}
-	if err := s.requireExclusive(); err != nil {
-		return a.report, a.skipShared(ctx, err)
-	}
 	if a.pod, err = s.openPod(req.Netns); err != nil {
 		return a.report, err
 	}
 	defer func() { _ = a.pod.Close() }()
+	if err := s.requireExclusive(); err != nil {
+		return a.report, a.skipShared(ctx, err)
+	}
 	if a.function, err = s.function(req, a.pod); err != nil {
 		return a.report, err
 	}
@@ -78,7 +78,7 @@ func (a *attach) run(ctx context.Context) error {
 }
 
 func (a *attach) underLock(ctx context.Context, fn func(ctx context.Context) error) error {
-	return a.withLock(ctx, attachLockWait, fmt.Sprintf("ADD of %s to %s", a.report.Function, a.req.Key), func() error {
+	return a.withLock(ctx, fmt.Sprintf("ADD of %s to %s", a.report.Function, a.req.Key), func() error {
 		return fn(ctx)
 	})
 }

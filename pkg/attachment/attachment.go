@@ -69,8 +69,9 @@ func (r *Report) fault(format string, args ...any) {
 // Bounds of the waits. A runtime gives an ADD some minutes and a DEL one, for
 // all networks of the pod together.
 const (
-	attachLockWait = 20 * time.Second
-	detachLockWait = 6 * time.Second
+	// lockWait is what a node full of pods that begin or end at once may take:
+	// 64 moves of 300 ms.
+	lockWait = 20 * time.Second
 	// returnWait is how long a device may take to come back from a dying
 	// namespace: 40 to 70 ms when the kernel is idle, more in a crowd.
 	returnWait = 4 * time.Second
@@ -214,8 +215,8 @@ func (s *session) openPod(path string) (*rdma.Namespace, error) {
 }
 
 // withLock runs fn while the node lock is held.
-func (s *session) withLock(ctx context.Context, wait time.Duration, purpose string, fn func() error) error {
-	lockCtx, cancel := context.WithTimeout(ctx, wait)
+func (s *session) withLock(ctx context.Context, purpose string, fn func() error) error {
+	lockCtx, cancel := context.WithTimeout(ctx, lockWait)
 	defer cancel()
 	lock, err := s.State.Lock(lockCtx, purpose)
 	if err != nil {

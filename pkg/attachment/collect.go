@@ -35,7 +35,7 @@ func (n *Node) Collect(ctx context.Context, network string, valid []state.Key) (
 		if isValid {
 			continue
 		}
-		err := s.withLock(ctx, detachLockWait, "GC of network "+network, func() error {
+		err := s.withLock(ctx, "GC of network "+network, func() error {
 			return s.collectLocked(ctx, network, name, report)
 		})
 		if err != nil {

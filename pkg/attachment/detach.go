@@ -43,7 +43,7 @@ func (n *Node) Detach(ctx context.Context, network string, key state.Key, netnsP
 	}
 	// The lock also waits for an ADD of the same attachment that its caller
 	// has given up.
-	err = s.withLock(ctx, detachLockWait, fmt.Sprintf("DEL of %s", key), func() error {
+	err = s.withLock(ctx, fmt.Sprintf("DEL of %s", key), func() error {
 		return s.detachLocked(ctx, key, upstream, netnsPath, report)
 	})
 	return report, err

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"path/filepath"
 	"slices"
 
 	"github.com/vishvananda/netlink"
@@ -80,15 +79,14 @@ func (s *session) vfOfMAC(mac string) (address string, err error) {
 			if !bytes.Equal(vf.Mac, want) {
 				continue
 			}
-			path := filepath.Join(string(s.Sysfs), "class/net", link.Attrs().Name, "device", fmt.Sprintf("virtfn%d", vf.ID))
-			target, err := os.Readlink(path)
+			found, err := s.Sysfs.VirtualFunction(link.Attrs().Name, vf.ID)
 			if err != nil {
-				return "", fmt.Errorf("VF %d of %s has the MAC %s: %w", vf.ID, link.Attrs().Name, mac, err)
+				return "", fmt.Errorf("the MAC %s: %w", mac, err)
 			}
-			if found := filepath.Base(target); address != "" && address != found {
+			if address != "" && address != found {
 				return "", fmt.Errorf("the MAC %s belongs to both %s and %s", mac, address, found)
 			}
-			address = filepath.Base(target)
+			address = found
 		}
 	}
 	if address == "" {

@@ -343,7 +343,7 @@ func (a *attach) skip(ctx context.Context, reason string) error {
 		}
 		return a.State.Save(&state.Record{
 			Phase: state.Skipped, Key: a.req.Key, Network: a.req.Network, Pod: a.req.Pod,
-			Netns: state.Netns{Path: a.req.Netns}, Function: function, Reason: reason, Since: time.Now().UTC(),
+			Netns: state.Netns{Path: a.req.Netns, ID: a.pod.ID()}, Function: function, Reason: reason, Since: time.Now().UTC(),
 		})
 	})
 }

@@ -44,8 +44,8 @@ const (
 )
 
 // parseConfig reads a network configuration. Wrong types are errors that name
-// key and value, except under "args", which the author of a pod can write. It
-// does no IO. With an error it returns what it could read, which is enough for
+// key and value; under args.cni, where the author of a pod can write, only those
+// of keys that ask for something. It does no IO. With an error it returns what it could read, which is enough for
 // the verbs that have to work all the same.
 func parseConfig(stdin []byte) (config, error) {
 	c := config{cniVersion: "0.1.0", logLevel: slog.LevelInfo} // a missing cniVersion means 0.1.0

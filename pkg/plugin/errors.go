@@ -56,7 +56,7 @@ func code(err error) uint {
 		return types.ErrTryAgainLater
 	case errors.As(err, &netns):
 		return types.ErrInvalidNetNS
-	case errors.As(err, &mode), errors.Is(err, rdma.ErrNoSubsystem):
+	case errors.As(err, &mode), errors.Is(err, rdma.ErrNoSubsystem), errors.Is(err, rdma.ErrNoModes):
 		return CodeUnavailable
 	case errors.As(err, &function):
 		return CodeFunction

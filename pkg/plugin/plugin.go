@@ -30,7 +30,7 @@ type Plugin struct {
 // each network of a pod.
 const (
 	addTimeout = 30 * time.Second
-	delTimeout = 10 * time.Second
+	delTimeout = 30 * time.Second
 	gcTimeout  = 25 * time.Second
 )
 

@@ -18,7 +18,7 @@ func (p *Plugin) status(args *skel.CmdArgs) error {
 	var mode *attachment.ModeError
 	if op.conf.options.SkipShared && errors.As(err, &mode) {
 		report.Warnings = append(report.Warnings, "pods get no RDMA device of their own on this node: "+err.Error())
-		err = nil
+		err = p.Node.State.Writable()
 	}
 	if err != nil {
 		err = types.NewError(p.statusCode(err), oneLine("rdma plugin: "+err.Error()), "")

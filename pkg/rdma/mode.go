@@ -30,12 +30,15 @@ func (m Mode) String() string {
 	}
 }
 
-// Mode asks for the node's mode; any namespace gives the same answer. A kernel
-// before 5.2 answers EINVAL.
+// ErrNoModes: the kernel is older than 5.2.
+var ErrNoModes = errors.New("this kernel has no RDMA namespace modes, which came with 5.2")
+
+// Mode asks for the node's mode; any namespace gives the same answer. ErrNoModes:
+// it is too old.
 func (c *Conn) Mode() (Mode, error) {
 	attrs, err := c.get("read the RDMA namespace mode", nl.RDMA_NLDEV_CMD_SYS_GET)
 	if errors.Is(err, unix.EINVAL) {
-		return 0, fmt.Errorf("%w: RDMA namespace modes need kernel 5.2 or later", err)
+		return 0, ErrNoModes
 	}
 	if err != nil {
 		return 0, err

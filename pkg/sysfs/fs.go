@@ -72,6 +72,16 @@ func (fs FS) Function(address string) (Function, error) {
 	return Function{}, fmt.Errorf("%s: %w", address, ErrNoFunction)
 }
 
+// VirtualFunction gives the address of VF number n of the PF behind a network
+// interface (the link "device/virtfnN").
+func (fs FS) VirtualFunction(netdev string, n int) (string, error) {
+	target, err := os.Readlink(fs.path("class/net", netdev, "device", fmt.Sprintf("virtfn%d", n)))
+	if err != nil {
+		return "", fmt.Errorf("VF %d of %s: %w", n, netdev, err)
+	}
+	return filepath.Base(target), nil
+}
+
 // ModuleLoaded tells whether a kernel module is loaded (/sys/module/NAME). A
 // driver built into the kernel without parameters has no such entry.
 func (fs FS) ModuleLoaded(name string) bool {
