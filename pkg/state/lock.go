@@ -45,6 +45,8 @@ func (s *Store) Lock(ctx context.Context, purpose string) (*Lock, error) {
 		return nil, &LockTimeoutError{Wait: time.Since(start), Holder: holder(f)}
 	}
 	l := &Lock{f: f}
+	// Whoever was writing a record without holding the lock was killed at it.
+	_ = removeIfThere(s.path(tempFile))
 	// Told for the sake of others' error messages: a disk that cannot take it
 	// does not make the lock worse.
 	_, _ = f.WriteAt(fmt.Appendf(nil, "%-400.400s\n", fmt.Sprintf("pid %d: %s, since %s",
@@ -60,7 +62,10 @@ func (s *Store) openLock() (*os.File, error) {
 	}
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|flags, fileMode)
 	if errors.Is(err, unix.EROFS) {
-		f, err = os.OpenFile(path, os.O_RDONLY|flags, 0) // flock needs no more
+		// flock needs no more than a file that is there.
+		if readable, readErr := os.OpenFile(path, os.O_RDONLY|flags, 0); readErr == nil {
+			f, err = readable, nil
+		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open the node lock: %w", err)

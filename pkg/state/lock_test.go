@@ -181,6 +181,17 @@ var _ = Describe("the node lock", func() {
 		Eventually(openFiles, patient).Should(Equal(before))
 	})
 
+	It("takes away what a process left that was killed while it wrote a record", func() {
+		lock, err := lockWithin(s, patient)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(lock.Release()).To(Succeed())
+		Expect(os.WriteFile(s.path(".new"), []byte("{"), 0o600)).To(Succeed())
+		lock, err = lockWithin(s, patient)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(s.path(".new")).NotTo(BeAnExistingFile())
+		Expect(lock.Release()).To(Succeed())
+	})
+
 	It("leaks no file", func() {
 		before := openFiles()
 		for range 200 {

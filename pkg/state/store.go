@@ -14,6 +14,9 @@ import (
 // DefaultDir is where the records are.
 const DefaultDir = "/run/cni/rdma"
 
+// tempFile is a record that is being written.
+const tempFile = ".new"
+
 const (
 	dirMode       = 0o700
 	fileMode      = 0o600
@@ -142,9 +145,8 @@ func (s *Store) Save(r *Record) error {
 	if len(data) > maxRecordSize {
 		return fmt.Errorf("the record of %s is longer than %d bytes, so it could not be read again", r.Key, maxRecordSize)
 	}
-	// The lock is held, so one name for the temporary file is enough; what a
-	// killed process left of it is overwritten.
-	temp := s.path(".new")
+	// The lock is held, so one name for the temporary file is enough.
+	temp := s.path(tempFile)
 	if err := writeFile(temp, data); err != nil {
 		return errors.Join(fmt.Errorf("write record: %w", err), removeIfThere(temp))
 	}
