@@ -60,9 +60,10 @@ func (a *attach) run(ctx context.Context) error {
 		wait = settleWait
 	}
 	if wait > 0 {
+		// Netlink decides: sysfs shows a device before it is there.
 		_, waitErr := poll(ctx, wait, func() (bool, error) {
-			_, err := a.function.RDMADevices()
-			return err == nil, nil
+			_, err := a.devicesAtHome(nil)
+			return !errors.Is(err, sysfs.ErrElsewhere) && !errors.Is(err, sysfs.ErrNoRDMADevice), nil
 		})
 		err = errors.Join(waitErr, a.underLock(ctx, a.locked))
 	}
@@ -92,11 +93,7 @@ func (a *attach) locked(ctx context.Context) error {
 	if done, err := a.resume(ctx, names); err != nil || done {
 		return err
 	}
-	chars, err := a.function.CharDevices()
-	if err != nil {
-		return err
-	}
-	devices, err := a.devicesAtHome(chars)
+	devices, chars, err := a.complete(ctx)
 	if err != nil {
 		return a.refuseIfOwned(names, err)
 	}
@@ -167,6 +164,28 @@ func (a *attach) deviceByName(name string, chars []sysfs.CharDevice) (rdma.Devic
 		}
 	}
 	return a.conn.DeviceByName(name)
+}
+
+// complete gives the devices at home together with the function's character
+// devices. For those of a device that has come home just now it waits, bounded:
+// the kernel makes them last. A device whose return failed half-way has none
+// before its next move.
+func (a *attach) complete(ctx context.Context) (devices []rdma.Device, chars []sysfs.CharDevice, err error) {
+	_, err = poll(ctx, settleWait, func() (bool, error) {
+		if chars, err = a.function.CharDevices(); err != nil {
+			return false, err
+		}
+		if devices, err = a.devicesAtHome(chars); err != nil {
+			return false, err
+		}
+		for _, d := range devices {
+			if !slices.ContainsFunc(chars, func(c sysfs.CharDevice) bool { return c.Kind == sysfs.Uverbs && c.Device == d.Name }) {
+				return false, nil
+			}
+		}
+		return true, nil
+	})
+	return devices, chars, err
 }
 
 // plan makes the record of all that is going to be changed, and refuses what

@@ -76,7 +76,16 @@ func (s *session) where(f sysfs.Function, c claim) (place, rdma.Device, error) {
 	if countDevices(chars) > len(names) {
 		return elsewhere, rdma.Device{}, nil
 	}
+	// A device that the kernel is bringing home is in sysfs before netlink
+	// knows it.
 	if c.device != nil {
+		for _, name := range names {
+			if _, err := s.conn.DeviceByName(name); errors.Is(err, rdma.ErrDeviceNotFound) {
+				return elsewhere, rdma.Device{}, nil
+			} else if err != nil {
+				return 0, rdma.Device{}, err
+			}
+		}
 		return replaced, rdma.Device{}, nil
 	}
 	d, err := s.conn.DeviceByName(names[0])
