@@ -97,7 +97,7 @@ func (a *attach) locked(ctx context.Context) error {
 	if err != nil {
 		return a.refuseIfOwned(names, err)
 	}
-	if err := a.dropStaleClaims(names, devices); err != nil {
+	if err := a.dropStaleClaims(names, devices, chars); err != nil {
 		return a.refuseIfOwned(names, err)
 	}
 	record, err := a.plan(devices, chars)
@@ -305,9 +305,9 @@ func (a *attach) otherRecords(names []state.Name) []*state.Record {
 // dropStaleClaims removes the records of other attachments on the function
 // whose devices are all at home: whatever they claimed has ended. One whose
 // device is not makes an error that wraps sysfs.ErrElsewhere. The names that
-// they had given are taken back, also from devices, which is seen in what
-// follows.
-func (a *attach) dropStaleClaims(names []state.Name, devices []rdma.Device) error {
+// they had given are taken back, also from devices and chars, which is seen in
+// what follows.
+func (a *attach) dropStaleClaims(names []state.Name, devices []rdma.Device, chars []sysfs.CharDevice) error {
 	for _, name := range names {
 		if !a.isOthers(name) {
 			continue
@@ -315,7 +315,7 @@ func (a *attach) dropStaleClaims(names []state.Name, devices []rdma.Device) erro
 		r, err := a.State.Load(name)
 		if err != nil {
 			a.report.warn("the device is at home, so this record is void: %v", err)
-		} else if err := a.endClaims(r, devices); err != nil {
+		} else if err := a.endClaims(r, devices, chars); err != nil {
 			return err
 		}
 		if err := a.State.Delete(name); err != nil {
@@ -326,7 +326,7 @@ func (a *attach) dropStaleClaims(names []state.Name, devices []rdma.Device) erro
 }
 
 // endClaims puts back what a record of another attachment says was changed.
-func (a *attach) endClaims(r *state.Record, devices []rdma.Device) error {
+func (a *attach) endClaims(r *state.Record, devices []rdma.Device, chars []sysfs.CharDevice) error {
 	claims := claimsOf(r)
 	for _, c := range claims {
 		if p, _, err := a.where(a.function, c); err != nil || p == elsewhere {
@@ -340,8 +340,14 @@ func (a *attach) endClaims(r *state.Record, devices []rdma.Device) error {
 			continue
 		}
 		var err error
+		before := devices[i].Name
 		if devices[i].Name, err = a.restore(a.function, devices[i], c, a.report); err != nil {
 			return err
+		}
+		for j := range chars { // they know their device by its name
+			if chars[j].Device == before {
+				chars[j].Device = devices[i].Name
+			}
 		}
 	}
 	return nil
