@@ -9,17 +9,23 @@ GO       ?= go
 # The version comes in by LDFLAGS. Go's own stamp is an error where git does not
 # trust the owner of the folder, as in a checkout that root did not make.
 export GOFLAGS := -buildvcs=false $(GOFLAGS)
+# All specs run on the first kernel; on the others those whose behaviour depends
+# on the kernel (label "kernel").
+OTHER_KERNELS := 6.12 7.3
+KERNELS  := 6.1 $(OTHER_KERNELS)
 KERNEL   ?= 6.1
 LDFLAGS  := -s -w -buildid= -X main.version=$(VERSION) -X main.commit=$(COMMIT) -X main.date=$(DATE)
 GOBUILD  := CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)'
 BED      := build/bed
 VM       := .cache/bin/vm
+E2E       = $(VM) run -share $(BED) -e KERNELS="$(KERNELS)"
+FUZZTIME ?= 3s
 
 # The version is in the file's name, so that a new one is built when it changes.
 GOLANGCI_LINT_VERSION := v2.15.0
 GOLANGCI_LINT := .cache/bin/golangci-lint-$(GOLANGCI_LINT_VERSION)
 
-.PHONY: help build bench test test-unit test-e2e demo lint fmt bed chain clean FORCE
+.PHONY: help build bench test test-unit test-e2e test-kernels soak fuzz demo lint fmt bed chain clean FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,7 +35,7 @@ build: build/rdma ## the plugin, a static binary
 build/rdma: FORCE
 	$(GOBUILD) -o $@ ./cmd/rdma
 
-test: test-unit test-e2e ## everything, on a real kernel too
+test: test-unit fuzz test-e2e test-kernels ## everything, on real kernels too
 
 test-unit: ## tests that need neither root nor RDMA
 	$(GO) vet ./...
@@ -37,8 +43,26 @@ test-unit: ## tests that need neither root nor RDMA
 
 # The specs labelled "alone" unfit the guest for others: they get one of their own.
 test-e2e: bed ## the tests on a real kernel, in a virtual machine (KERNEL=6.1)
-	$(VM) run -kernel $(KERNEL) -timeout 30m -share $(BED) -- /bed/guest.sh -ginkgo.label-filter='!alone' $(ARGS)
-	$(VM) run -kernel $(KERNEL) -timeout 5m -share $(BED) -- /bed/guest.sh -ginkgo.label-filter='alone' $(ARGS)
+	$(E2E) -kernel $(KERNEL) -timeout 30m -- /bed/guest.sh -ginkgo.label-filter='!alone' $(ARGS)
+	$(E2E) -kernel $(KERNEL) -timeout 5m -- /bed/guest.sh -ginkgo.label-filter='alone' $(ARGS)
+
+test-kernels: bed ## what differs from kernel to kernel, on the other ones
+	@for kernel in $(OTHER_KERNELS); do \
+		$(E2E) -kernel $$kernel -timeout 30m -- /bed/guest.sh -ginkgo.label-filter='kernel && !alone' $(ARGS) || exit; \
+	done
+
+soak: bed ## ADD, CHECK and DEL with random faults in a virtual machine (N=2000 rounds, SEED=... repeats a run)
+	$(E2E) -kernel $(KERNEL) -timeout 12h -e SOAK_ROUNDS=$(or $(N),2000) -e SOAK_SEED=$(SEED) -- /bed/guest.sh -ginkgo.label-filter=soak
+
+# go test takes one target at a time. What a target finds it writes to
+# testdata/fuzz, where it belongs into a commit.
+fuzz: ## each fuzz target for FUZZTIME
+	@mkdir -p build
+	@for target in $$(grep -rhoP '^func \KFuzz\w+' pkg cmd --include='*_test.go'); do \
+		package=./$$(dirname $$(grep -rl "^func $$target(" pkg cmd)); \
+		echo "$$package $$target"; \
+		$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) $$package >build/fuzz.log 2>&1 || { cat build/fuzz.log; exit 1; }; \
+	done
 
 bench: chain ## measure the plugin in a virtual machine (N=50 rounds, BASE=rev compares with another commit)
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o $(BED)/bin/ ./test/bench ./test/bench/empty

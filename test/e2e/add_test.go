@@ -60,7 +60,7 @@ var _ = Describe("ADD", func() {
 		expectHome(2)
 	})
 
-	It("reports character devices that the move renumbered, and succeeds", func() {
+	It("reports character devices that the move renumbered, and succeeds", Label(kernelSpec), func() {
 		p := newPod()
 		p.takeNetdev(1)
 		sim("del %s", vfDevice(0)) // a hole below the others
@@ -136,7 +136,7 @@ var _ = Describe("ADD", func() {
 			sim("del second")
 		})
 
-		It("a driver that cannot release its devices, naming it", func() {
+		It("a driver that cannot release its devices, naming it", Label(kernelSpec), func() {
 			p := newPod()
 			sim("del %s", vfDevice(0))
 			sim("add name=%s parent=pci:%s movable=0", vfDevice(0), vfs[0])
@@ -186,7 +186,7 @@ var _ = Describe("ADD", func() {
 		})
 	})
 
-	It("takes the device home again if it arrives incomplete", func() {
+	It("takes the device home again if it arrives incomplete", Label(kernelSpec), func() {
 		p := newPod()
 		sim("fault %s enable-errno=5", vfDevice(0))
 		e := vfAttachment(p, 0).fail("ADD")
@@ -261,7 +261,7 @@ func readlink(path string) string {
 	return link
 }
 
-var _ = Describe("a node in shared mode", Ordered, func() {
+var _ = Describe("a node in shared mode", Ordered, Label(kernelSpec), func() {
 	BeforeAll(func() { setMode("shared") })
 	AfterAll(func() { setMode("exclusive") })
 

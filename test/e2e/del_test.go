@@ -14,7 +14,7 @@ func recordOf(a attachment, i int) string {
 	return filepath.Join(stateDir, a.id+"@"+a.ifname+"@"+vfs[i]+".json")
 }
 
-var _ = Describe("DEL converges", func() {
+var _ = Describe("DEL converges", Label(kernelSpec), func() {
 	var p pod
 	var a attachment
 	BeforeEach(func() {

@@ -128,7 +128,7 @@ var _ = Describe("rdmaDeviceName", func() {
 		a.succeed("DEL")
 	})
 
-	Context("in a kernel with names per namespace", func() {
+	Context("in a kernel with names per namespace", Label(kernelSpec), func() {
 		BeforeEach(func() { namesPerPod() })
 
 		It("can be the same in two pods, and each gets its own TOS", func() {
@@ -190,7 +190,7 @@ var _ = Describe("rdmaDeviceName", func() {
 		})
 	})
 
-	Context("when it is taken", func() {
+	Context("when it is taken", Label(kernelSpec), func() {
 		BeforeEach(func() { uniqueNames() })
 
 		It("names the pod that has it", func() {

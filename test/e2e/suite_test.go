@@ -34,6 +34,7 @@ var _ = BeforeSuite(func() {
 		Expect(filepath.Join(binDir, name)).To(BeAnExistingFile())
 	}
 	run("ip", "netns", "attach", hostName, "1")
+	Expect(onKernel(matrix()...)).To(BeTrue(), "kernel %s is none of %s=%q, set by make test-e2e", release(), matrixVariable, os.Getenv(matrixVariable))
 })
 
 // alone labels specs that leave the guest unfit for others.
