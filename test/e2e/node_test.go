@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -68,10 +69,7 @@ func run(name string, args ...string) string {
 func inNetns(path string, fn func()) {
 	GinkgoHelper()
 	var err error
-	done := make(chan any)
-	go func() {
-		defer func() { done <- recover() }()
-		runtime.LockOSThread() // never unlocked: the thread ends with us
+	onOwnThread(func() {
 		ns, openErr := netns.GetFromPath(path)
 		if err = openErr; err != nil {
 			return
@@ -80,11 +78,34 @@ func inNetns(path string, fn func()) {
 		if err = netns.Set(ns); err == nil {
 			fn()
 		}
+	})
+	Expect(err).NotTo(HaveOccurred(), "enter %s", path)
+}
+
+// onOwnThread runs fn on a thread that ends with it, so that it may go into a
+// namespace. The first thread of the process would not end but keep the
+// namespace alive; it is held here while another one runs fn.
+func onOwnThread(fn func()) {
+	done := make(chan any)
+	go func() {
+		runtime.LockOSThread() // and never unlocked, except for the first one
+		if unix.Gettid() == unix.Getpid() {
+			defer runtime.UnlockOSThread()
+			passed := make(chan any)
+			go func() {
+				defer func() { passed <- recover() }()
+				runtime.LockOSThread()
+				fn()
+			}()
+			done <- <-passed
+			return
+		}
+		defer func() { done <- recover() }()
+		fn()
 	}()
 	if r := <-done; r != nil {
 		panic(r)
 	}
-	Expect(err).NotTo(HaveOccurred(), "enter %s", path)
 }
 
 // rdmaDevices lists the RDMA devices of a namespace by name, with their index.
@@ -203,12 +224,12 @@ type pod struct {
 	name, path, id string // id is the container's
 }
 
-var pods int
+var pods atomic.Int64
 
 func newPod() pod {
 	GinkgoHelper()
-	pods++
-	p := pod{name: fmt.Sprintf("pod%d", pods), id: fmt.Sprintf("container%d", pods)}
+	n := pods.Add(1)
+	p := pod{name: fmt.Sprintf("pod%d", n), id: fmt.Sprintf("container%d", n)}
 	p.path = "/run/netns/" + p.name
 	run("ip", "netns", "add", p.name)
 	DeferCleanup(p.remove)
@@ -280,9 +301,14 @@ type answer struct {
 
 func (a attachment) call(command string) answer {
 	GinkgoHelper()
+	return a.command(command, a.stdin()).finish()
+}
+
+func (a attachment) stdin() []byte {
+	GinkgoHelper()
 	stdin, err := json.Marshal(a.conf)
 	Expect(err).NotTo(HaveOccurred())
-	return a.command(command, stdin).finish()
+	return stdin
 }
 
 // command prepares a call; finish runs it.
