@@ -55,7 +55,7 @@ var _ = Describe("a race", func() {
 		Expect(records()).To(BeEmpty())
 	}
 
-	It("of ADD with the DEL of the same attachment", Label(kernelSpec), func() {
+	It("of ADD with the DEL of the same attachment", func() {
 		var del *call
 		interleaved("ADD", fresh, func() { del = a.start("DEL") }, func(got answer) {
 			Expect(got.exit).To(BeZero(), got.stdout)
@@ -73,7 +73,7 @@ var _ = Describe("a race", func() {
 		})
 	})
 
-	It("of ADD with another one for the same device: one wins, the other is told of it", Label(kernelSpec), func() {
+	It("of ADD with another one for the same device: one wins, the other is told of it", func() {
 		var rival *call
 		var other pod
 		var b attachment
@@ -102,7 +102,7 @@ var _ = Describe("a race", func() {
 		})
 	})
 
-	It("of ADD with the late DEL of a dead container", Label(kernelSpec), func() {
+	It("of ADD with the late DEL of a dead container", func() {
 		var late *call
 		var dead attachment
 		interleaved("ADD", func() attachment {
@@ -121,7 +121,7 @@ var _ = Describe("a race", func() {
 		})
 	})
 
-	It("of ADD with the death of its pod's namespace", Label(kernelSpec), func() {
+	It("of ADD with the death of its pod's namespace", func() {
 		interleaved("ADD", fresh, func() { p.kill() }, func(got answer) {
 			// At its first point it holds the namespace open, which keeps it
 			// alive to the end of the call.
@@ -145,6 +145,8 @@ var _ = Describe("a race", func() {
 	})
 
 	It("of ADD with the death of the old pod's namespace, which takes its time", Label(kernelSpec), func() {
+		// Without a delay the ADD looks for the device at each stage of its
+		// way, which differs from round to round.
 		for _, delay := range []int{0, 0, 0, 1, 1, 1, 20, 20, 20, 400, 1500} {
 			old := fastPod()
 			vfAttachment(old, 0).succeed("ADD")
