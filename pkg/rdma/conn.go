@@ -217,18 +217,33 @@ type attributes map[uint16][]byte
 // datagram overwrites.
 func parseAttributes(payload []byte) (attributes, error) {
 	attrs := attributes{}
-	for rest := bytes.Clone(payload); len(rest) > 0; {
+	err := eachAttribute(bytes.Clone(payload), func(id uint16, value []byte) error {
+		attrs[id] = value
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return attrs, nil
+}
+
+// eachAttribute calls fn for each attribute of payload in turn; a nest can hold
+// several of one number.
+func eachAttribute(payload []byte, fn func(id uint16, value []byte) error) error {
+	for rest := payload; len(rest) > 0; {
 		if len(rest) < unix.SizeofNlAttr {
-			return nil, fmt.Errorf("parse netlink attributes: one of %d bytes is cut short", len(rest))
+			return fmt.Errorf("parse netlink attributes: one of %d bytes is cut short", len(rest))
 		}
 		length := int(binary.NativeEndian.Uint16(rest))
 		if length < unix.SizeofNlAttr || length > len(rest) {
-			return nil, fmt.Errorf("parse netlink attributes: one claims %d bytes, %d came", length, len(rest))
+			return fmt.Errorf("parse netlink attributes: one claims %d bytes, %d came", length, len(rest))
 		}
-		attrs[binary.NativeEndian.Uint16(rest[2:])&nl.NLA_TYPE_MASK] = rest[unix.SizeofNlAttr:length]
+		if err := fn(binary.NativeEndian.Uint16(rest[2:])&nl.NLA_TYPE_MASK, rest[unix.SizeofNlAttr:length]); err != nil {
+			return err
+		}
 		rest = rest[align(length, len(rest)):]
 	}
-	return attrs, nil
+	return nil
 }
 
 func (a attributes) text(id uint16) string { return unix.ByteSliceToString(a[id]) }

@@ -193,3 +193,18 @@ func ValidateName(name string) error {
 func nameRune(r rune) bool {
 	return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '_' || r == '-' || r == '.'
 }
+
+// LinkLayer names what the device's first port is attached to, "" if the kernel
+// did not say.
+func (d Device) LinkLayer() string {
+	switch d.Protocol {
+	case "ib":
+		return "InfiniBand"
+	case "opa":
+		return "OmniPath"
+	case "roce", "iw", "usnic":
+		return "Ethernet"
+	default:
+		return ""
+	}
+}

@@ -49,3 +49,24 @@ func (c *Conn) Mode() (Mode, error) {
 	}
 	return Mode(v), nil
 }
+
+// SetMode changes the node's mode. EBUSY: another network namespace exists, or
+// one is still being torn down; the kernel changes the mode only while the
+// initial one is alone. Setting the mode that holds already always succeeds.
+func (c *Conn) SetMode(m Mode) error {
+	return c.set("set the RDMA namespace mode to "+m.String(), nl.RDMA_NLDEV_CMD_SYS_SET,
+		nl.NewRtAttr(nl.RDMA_NLDEV_SYS_ATTR_NETNS_MODE, nl.Uint8Attr(uint8(m))))
+}
+
+// ParseMode reads a mode's name.
+func ParseMode(s string) (Mode, error) {
+	for _, m := range []Mode{Exclusive, Shared} {
+		if s == m.String() {
+			return m, nil
+		}
+	}
+	return 0, fmt.Errorf("%q is no RDMA namespace mode; there are exclusive and shared", s)
+}
+
+// MarshalText makes a mode readable in JSON output.
+func (m Mode) MarshalText() ([]byte, error) { return []byte(m.String()), nil }

@@ -125,3 +125,24 @@ func (ns *Namespace) Run(fn func() error) (err error) {
 	}()
 	return fn()
 }
+
+// NewNamespace makes a network namespace. It has no path: it goes, and the
+// kernel takes its RDMA devices home, when it is closed or the process ends.
+func NewNamespace() (ns *Namespace, err error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	own, err := OwnNamespace()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, own.Close()) }()
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		return nil, os.NewSyscallError("make a network namespace", err)
+	}
+	ns, err = OwnNamespace()
+	if back := unix.Setns(own.fd, unix.CLONE_NEWNET); back != nil {
+		// Whatever this goroutine did next it would do in the new one.
+		panic(fmt.Sprintf("return from a new network namespace: %v", back))
+	}
+	return ns, err
+}

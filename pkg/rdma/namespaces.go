@@ -77,17 +77,33 @@ func (w *walk) visit(path string) (stop bool) {
 }
 
 // namespaceMounts finds the mount points of network namespaces in a
-// mountinfo(5) file: their root field is that of a file on nsfs.
+// mountinfo(5) file.
 func namespaceMounts(mountinfo io.Reader) []string {
 	var paths []string
+	eachNamespaceMount(mountinfo, func(_ uint64, path string) { paths = append(paths, path) })
+	return paths
+}
+
+// namespaceMountInodes is namespaceMounts by the number of the namespace.
+func namespaceMountInodes(mountinfo io.Reader) map[uint64][]string {
+	paths := map[uint64][]string{}
+	eachNamespaceMount(mountinfo, func(inode uint64, path string) { paths[inode] = append(paths[inode], path) })
+	return paths
+}
+
+// eachNamespaceMount reads a mountinfo(5) file: the root field of a bound
+// network namespace is that of a file on nsfs.
+func eachNamespaceMount(mountinfo io.Reader, fn func(inode uint64, path string)) {
 	for lines := bufio.NewReader(mountinfo); ; {
 		line, err := lines.ReadString('\n') // overlay mounts make lines of any length
 		fields := strings.Fields(line)
-		if len(fields) > 4 && strings.HasPrefix(fields[3], "net:[") {
-			paths = append(paths, unescape(fields[4]))
+		if len(fields) > 4 {
+			if inode, ok := namespaceInode(fields[3]); ok {
+				fn(inode, unescape(fields[4]))
+			}
 		}
 		if err != nil {
-			return paths
+			return
 		}
 	}
 }

@@ -31,3 +31,17 @@ func (c *Conn) Port(index, port uint32) (Port, error) {
 	state, _ := attrs.uint8(nl.RDMA_NLDEV_ATTR_PORT_STATE)
 	return Port{State: state, Netdev: attrs.text(nl.RDMA_NLDEV_ATTR_NDEV_NAME)}, nil
 }
+
+// portStates are the names of port states, as ibstat and sysfs write them.
+var portStates = []string{"", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER"}
+
+// StateName names the port's state.
+func (p Port) StateName() string {
+	if int(p.State) < len(portStates) && p.State > 0 {
+		return portStates[p.State]
+	}
+	return fmt.Sprintf("state %d", p.State)
+}
+
+// Active tells whether the port can carry data.
+func (p Port) Active() bool { return p.State == 4 }

@@ -92,7 +92,7 @@ type Record struct {
 func (r *Record) Owner() string {
 	s := r.Key.String()
 	if r.Pod.Name != "" {
-		s = fmt.Sprintf("pod %s/%s (%s)", r.Pod.Namespace, r.Pod.Name, s)
+		s = fmt.Sprintf("pod %s (%s)", strings.TrimPrefix(r.Pod.Namespace+"/"+r.Pod.Name, "/"), s)
 	}
 	if r.Network != "" {
 		s += " of network " + r.Network
