@@ -25,17 +25,17 @@ FUZZTIME ?= 3s
 GOLANGCI_LINT_VERSION := v2.15.0
 GOLANGCI_LINT := .cache/bin/golangci-lint-$(GOLANGCI_LINT_VERSION)
 
-.PHONY: help build bench test test-unit test-e2e test-kernels soak fuzz demo lint fmt bed chain clean FORCE
+.PHONY: help build bench test test-unit test-e2e test-kernels test-podman soak fuzz demo lint fmt bed chain clean FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-build: build/rdma ## the plugin, a static binary
+build: build/rdma build/rdma-cni ## the plugin and its companion, static binaries
 
-build/rdma: FORCE
-	$(GOBUILD) -o $@ ./cmd/rdma
+build/rdma build/rdma-cni: build/%: FORCE
+	$(GOBUILD) -o $@ ./cmd/$*
 
-test: test-unit fuzz test-e2e test-kernels ## everything, on real kernels too
+test: test-unit fuzz test-e2e test-kernels test-podman ## everything, on real kernels too
 
 test-unit: ## tests that need neither root nor RDMA
 	$(GO) vet ./...
@@ -43,7 +43,7 @@ test-unit: ## tests that need neither root nor RDMA
 
 # The specs labelled "alone" unfit the guest for others: they get one of their own.
 test-e2e: bed ## the tests on a real kernel, in a virtual machine (KERNEL=6.1)
-	$(E2E) -kernel $(KERNEL) -timeout 30m -- /bed/guest.sh -ginkgo.label-filter='!alone' $(ARGS)
+	$(E2E) -kernel $(KERNEL) -timeout 30m -- /bed/guest.sh -ginkgo.label-filter='!alone && !podman' $(ARGS)
 	$(E2E) -kernel $(KERNEL) -timeout 5m -- /bed/guest.sh -ginkgo.label-filter='alone' $(ARGS)
 
 test-kernels: bed ## what differs from kernel to kernel, on the other ones
@@ -64,6 +64,12 @@ fuzz: ## each fuzz target for FUZZTIME
 		$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) $$package >build/fuzz.log 2>&1 || { cat build/fuzz.log; exit 1; }; \
 	done
 
+test-podman: bed ## the plugin under Debian's podman, in a virtual machine
+	sh test/e2e/podman-root.sh $(CURDIR)/.cache .cache/podman/root
+	cp .cache/podman/root.tar $(BED)/
+	$(E2E) -kernel $(KERNEL) -timeout 5m -- sh -c 'tar -x -C / -f /bed/root.tar && exec /bed/guest.sh -ginkgo.label-filter=podman $(ARGS)'
+	rm $(BED)/root.tar
+
 bench: chain ## measure the plugin in a virtual machine (N=50 rounds, BASE=rev compares with another commit)
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o $(BED)/bin/ ./test/bench ./test/bench/empty
 	$(if $(BASE),rm -rf .cache/base && git worktree prune && git worktree add --detach .cache/base $(BASE) && \
@@ -71,7 +77,7 @@ bench: chain ## measure the plugin in a virtual machine (N=50 rounds, BASE=rev c
 	$(VM) run -kernel $(KERNEL) -timeout 30m -share $(BED) -- sh -c 'mkdir /tmp/bin && cp /bed/bin/* /tmp/bin && \
 		exec /tmp/bin/bench -n $(or $(N),50) $(if $(BASE),-base /tmp/bin/rdma-base) $(if $(DEVICES),-devices $(DEVICES))'
 
-# What the guest gets: the plugin, its delegate and runtime, and the tests.
+# What the guest gets: plugin and companion, delegate and runtime, and the tests.
 bed: chain
 	CGO_ENABLED=0 $(GO) test -c -trimpath -ldflags '-s -w' -o $(BED)/bin/e2e.test ./test/e2e
 	cp test/e2e/guest.sh $(BED)/
@@ -79,7 +85,7 @@ bed: chain
 chain: $(VM)
 	@$(VM) prepare -kernel $(KERNEL)
 	@mkdir -p $(BED)/bin
-	@$(GOBUILD) -o $(BED)/bin/rdma ./cmd/rdma
+	@$(GOBUILD) -o $(BED)/bin/ ./cmd/rdma ./cmd/rdma-cni
 	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o $(BED)/bin/ \
 		github.com/containernetworking/cni/cnitool \
 		github.com/containernetworking/plugins/plugins/main/host-device \
