@@ -51,10 +51,6 @@ func needKernel(why string, able ...string) {
 	}
 }
 
-// namesPerNamespace tells whether RDMA device names are unique in a namespace
-// only.
-func namesPerNamespace() bool { return !onKernel("6.1", "6.12") }
-
 // namesPerPod skips a spec about names that are unique in a namespace only.
 func namesPerPod() {
 	GinkgoHelper()

@@ -64,8 +64,10 @@ var victims = map[string]victim{
 	"ADD under another name, on a fresh node": {
 		command: "ADD", keys: map[string]any{"rdmaDeviceName": "rail0"}, labels: Label(kernelSpec),
 		prepare: func(pod, attachment) { Expect(os.RemoveAll("/run/cni")).To(Succeed()) },
-		calls: []string{"mkdirat cni", "mkdirat rdma", "openat lock", "flock", "write lock", "openat .new", "write .new", "renameat record",
-			"sendto", "setns", "write stdout", "write stderr", "close lock"},
+		calls: []string{
+			"mkdirat cni", "mkdirat rdma", "openat lock", "flock", "write lock", "openat .new", "write .new", "renameat record",
+			"sendto", "setns", "write stdout", "write stderr", "close lock",
+		},
 	},
 	"ADD that finds a dead pod's record and name": {
 		command: "ADD",

@@ -280,8 +280,10 @@ var _ = Describe("soak", Label(soakLabel), func() {
 		sim("add name=par%%d parent=aux:rdmasim.sf.%%d netdev=1 count=%d", devices)
 		for i := range devices {
 			function := fmt.Sprintf("rdmasim.sf.%d", i)
-			soakers = append(soakers, &soaker{device: fmt.Sprintf("par%d", i), function: function,
-				random: rand.New(rand.NewPCG(seed, uint64(i))), faults: map[string]int{}})
+			soakers = append(soakers, &soaker{
+				device: fmt.Sprintf("par%d", i), function: function,
+				random: rand.New(rand.NewPCG(seed, uint64(i))), faults: map[string]int{},
+			})
 		}
 		for _, s := range soakers { // the first use of everything opens files for good
 			s.settle()
