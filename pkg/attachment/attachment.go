@@ -155,7 +155,7 @@ func mismatch(format string, args ...any) error {
 type session struct {
 	*Node
 	home *rdma.Namespace
-	conn *rdma.Conn // at home
+	conn *rdma.Conn // at home; nil without the RDMA subsystem
 }
 
 // open begins an operation. rdma.ErrNoSubsystem: this kernel has no RDMA.
@@ -171,7 +171,21 @@ func (n *Node) open() (_ *session, err error) {
 	return &session{Node: n, home: home, conn: conn}, nil
 }
 
-func (s *session) close() { _ = errors.Join(s.conn.Close(), s.home.Close()) }
+// openIfLoaded begins an operation that ends attachments. Without the RDMA
+// subsystem there is no device that could be missing, and no conn.
+func (n *Node) openIfLoaded() (*session, error) {
+	s, err := n.open()
+	if errors.Is(err, rdma.ErrNoSubsystem) {
+		return &session{Node: n}, nil
+	}
+	return s, err
+}
+
+func (s *session) close() {
+	if s.conn != nil {
+		_ = errors.Join(s.conn.Close(), s.home.Close())
+	}
+}
 
 // Ready tells whether Attach could work on this node now. It takes no lock and
 // enters no namespace.

@@ -7,7 +7,6 @@ import (
 	"os"
 	"slices"
 
-	"github.com/rdma-cni/rdma-cni/pkg/rdma"
 	"github.com/rdma-cni/rdma-cni/pkg/state"
 )
 
@@ -21,14 +20,11 @@ func (n *Node) Collect(ctx context.Context, network string, valid []state.Key) (
 	if err != nil || len(names) == 0 {
 		return report, err
 	}
-	s, err := n.open()
-	if errors.Is(err, rdma.ErrNoSubsystem) {
-		s = &session{Node: n}
-	} else if err != nil {
+	s, err := n.openIfLoaded()
+	if err != nil {
 		return report, err
-	} else {
-		defer s.close()
 	}
+	defer s.close()
 	var failures []error
 	for _, name := range names {
 		isValid := slices.ContainsFunc(valid, name.Is)

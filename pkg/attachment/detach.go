@@ -32,15 +32,11 @@ func (n *Node) Detach(ctx context.Context, network string, key state.Key, netnsP
 			return report, nil
 		}
 	}
-	s, err := n.open()
-	if errors.Is(err, rdma.ErrNoSubsystem) {
-		// Without the subsystem there is no device that could be missing.
-		s = &session{Node: n}
-	} else if err != nil {
+	s, err := n.openIfLoaded()
+	if err != nil {
 		return report, err
-	} else {
-		defer s.close()
 	}
+	defer s.close()
 	// The lock also waits for an ADD of the same attachment that its caller
 	// has given up.
 	err = s.withLock(ctx, fmt.Sprintf("DEL of %s", key), func() error {

@@ -57,14 +57,11 @@ func (n *Node) Reap(ctx context.Context, opts ReapOptions) ([]Verdict, error) {
 	if err != nil || len(names) == 0 {
 		return nil, err
 	}
-	s, err := n.open()
-	if errors.Is(err, rdma.ErrNoSubsystem) {
-		s = &session{Node: n}
-	} else if err != nil {
+	s, err := n.openIfLoaded()
+	if err != nil {
 		return nil, err
-	} else {
-		defer s.close()
 	}
+	defer s.close()
 	var verdicts []Verdict
 	for _, name := range names {
 		if !opts.concerns(n, name) {
