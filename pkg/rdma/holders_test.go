@@ -4,12 +4,10 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"github.com/vishvananda/netlink/nl"
-	"golang.org/x/sys/unix"
 )
 
 // procTree builds a procfs: "a -> b" is a link, "a = b" a file a with the text b.
@@ -92,28 +90,6 @@ var _ = Describe("the holders of network namespaces", func() {
 })
 
 var _ = Describe("other namespaces", func() {
-	It("are never entered by the process's first thread, which would stay there", func() {
-		ns := newNamespace()
-		var wg sync.WaitGroup
-		for range 200 {
-			wg.Go(func() {
-				defer GinkgoRecover()
-				Expect(ns.Run(func() error {
-					Expect(unix.Gettid()).NotTo(Equal(unix.Getpid()))
-					return nil
-				})).To(Succeed())
-			})
-		}
-		wg.Wait()
-		own, err := OwnNamespace()
-		Expect(err).NotTo(HaveOccurred())
-		defer func() { _ = own.Close() }()
-		first, err := OpenNamespace("/proc/self/ns/net")
-		Expect(err).NotTo(HaveOccurred())
-		defer func() { _ = first.Close() }()
-		Expect(first.ID()).To(Equal(own.ID()))
-	})
-
 	It("can be made", func() {
 		newNamespace() // skips where we may not
 		ns, err := NewNamespace()
