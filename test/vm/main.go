@@ -52,6 +52,7 @@ func command(args []string) (int, error) {
 	flags := flag.NewFlagSet(verb, flag.ContinueOnError)
 	kernelName := flags.String("kernel", kernels[0].name, "which kernel")
 	pfs := flags.Int("pfs", 1, "how many physical functions, with 7 virtual functions each")
+	icount := flags.Bool("icount", false, "let the guest's clock count its instructions: times say how much is done, however busy this machine is")
 	r := request{stdout: os.Stdout, stderr: os.Stderr}
 	if verb != "prepare" {
 		flags.DurationVar(&r.timeout, "timeout", 5*time.Minute, "when to kill the guest")
@@ -71,7 +72,7 @@ func command(args []string) (int, error) {
 	if err := flags.Parse(args[1:]); err != nil {
 		return 2, flag.ErrHelp
 	}
-	b, err := newBed(*kernelName, *pfs)
+	b, err := newBed(*kernelName, *pfs, *icount)
 	if err != nil {
 		return codeRunner, err
 	}

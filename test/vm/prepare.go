@@ -20,11 +20,12 @@ import (
 type bed struct {
 	kernel kernel
 	pfs    int
+	icount bool   // the clock counts instructions
 	repo   string // the module's root
 	cache  string
 }
 
-func newBed(kernelName string, pfs int) (bed, error) {
+func newBed(kernelName string, pfs int, icount bool) (bed, error) {
 	k, err := findKernel(kernelName)
 	if err != nil {
 		return bed{}, err
@@ -33,7 +34,7 @@ func newBed(kernelName string, pfs int) (bed, error) {
 		return bed{}, fmt.Errorf("-pfs %d: 1 to 8 are possible", pfs)
 	}
 	repo, err := moduleRoot()
-	return bed{kernel: k, pfs: pfs, repo: repo, cache: filepath.Join(repo, ".cache", "vm")}, err
+	return bed{kernel: k, pfs: pfs, icount: icount, repo: repo, cache: filepath.Join(repo, ".cache", "vm")}, err
 }
 
 func moduleRoot() (string, error) {
@@ -198,7 +199,11 @@ func (b bed) kernelTree(a apt) (tree, error) {
 }
 
 func (b bed) imageDir(key string) string {
-	return filepath.Join(b.cache, "images", fmt.Sprintf("%s-%dpf-%s", b.kernel.name, b.pfs, key))
+	hardware := fmt.Sprintf("%s-%dpf", b.kernel.name, b.pfs)
+	if b.icount {
+		hardware += "icount"
+	}
+	return filepath.Join(b.cache, "images", hardware+"-"+key)
 }
 
 // loadImage finds the image of the present sources; ErrNotExist if it, or what
@@ -224,7 +229,7 @@ func (b bed) loadImage() (image, error) {
 // kernel's version, and the programs of this machine that go into it or run it.
 func (b bed) imageKey(t tree) (string, error) {
 	h := sha256.New()
-	fmt.Fprintln(h, t.Version, t.dir, b.pfs)
+	fmt.Fprintln(h, t.Version, t.dir, b.pfs, b.icount)
 	for _, dir := range []string{"test/rdmasim", "test/vm"} {
 		err := filepath.WalkDir(filepath.Join(b.repo, dir), func(file string, d fs.DirEntry, err error) error {
 			if err != nil || d.IsDir() || !isSource(file) {
@@ -301,7 +306,7 @@ func (b bed) buildImage(t tree, dir string) error {
 // removeStale removes the images of older sources. A run that uses one has its
 // files open and does not notice.
 func (b bed) removeStale(keep string) {
-	old, _ := filepath.Glob(filepath.Join(b.cache, "images", fmt.Sprintf("%s-%dpf-*", b.kernel.name, b.pfs)))
+	old, _ := filepath.Glob(b.imageDir("*"))
 	for _, dir := range old {
 		if dir != keep {
 			if err := os.RemoveAll(dir); err != nil {

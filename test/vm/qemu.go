@@ -42,10 +42,15 @@ func (b bed) machine(t tree, img image, private bool, console, share string) []s
 	if private {
 		sharing = "off" // copy on write: any number of guests resume from one file
 	}
+	accelerator, cpus := "tcg,thread=multi", "2"
+	if b.icount {
+		// Two would take turns, each waiting for the other through whole turns.
+		accelerator, cpus = "tcg,thread=single", "1"
+	}
 	args := []string{
 		"-nodefaults", "-no-reboot", "-display", "none", "-no-user-config",
 		"-machine", "q35,memory-backend=ram,hpet=off,vmport=off,i8042=off,usb=off",
-		"-accel", "tcg,thread=multi", "-cpu", "max,la57=off", "-smp", "2", "-m", memory,
+		"-accel", accelerator, "-cpu", "max,la57=off", "-smp", cpus, "-m", memory,
 		"-object", fmt.Sprintf("memory-backend-file,id=ram,size=%s,mem-path=%s,share=%s", memory, img.file("ram"), sharing),
 		"-kernel", t.image(), "-initrd", img.file("initramfs"), "-append", commandLine,
 		"-chardev", "file,id=console,path=" + console, "-serial", "chardev:console",
@@ -53,6 +58,9 @@ func (b bed) machine(t tree, img image, private bool, console, share string) []s
 		"-device", "virtio-serial-pci,id=vs", "-chardev", "socket,id=agent,fd=4",
 		"-device", "virtserialport,bus=vs.0,chardev=agent,name=" + wire.PortName,
 		"-virtfs", fmt.Sprintf("local,path=%s,mount_tag=%s,security_model=none,multidevs=remap", escape(share), wire.ShareTag),
+	}
+	if b.icount {
+		args = append(args, "-icount", "shift=0,sleep=off")
 	}
 	for n := range b.pfs {
 		args = append(args,
