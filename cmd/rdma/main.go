@@ -1,3 +1,10 @@
+// The runtime would read all of /proc/self/mountinfo at each start, thousands of
+// lines on a node full of pods, to learn how much of the processors the plugin
+// may use in its few milliseconds.
+//
+//go:debug containermaxprocs=0
+//go:debug updatemaxprocs=0
+
 // Command rdma is the CNI plugin that moves the RDMA device of a function into
 // a pod. It comes after the plugin that moves the function's interface.
 package main
@@ -30,7 +37,7 @@ func main() {
 	signal.Ignore(unix.SIGPIPE)
 	p := plugin.Plugin{
 		Node: attachment.DefaultNode(), Version: version,
-		Getenv: os.Getenv, Stdout: os.Stdout, Stderr: os.Stderr,
+		Getenv: os.Getenv, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
 	}
 	os.Exit(p.Run())
 }

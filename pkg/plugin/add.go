@@ -5,38 +5,33 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/rdma-cni/rdma-cni/pkg/attachment"
 )
 
-func (p *Plugin) add(args *skel.CmdArgs) error {
-	op, err := p.begin("ADD", args)
+func (p *Plugin) add(c call) error {
+	op, err := p.begin(c)
 	if err != nil {
 		return configError(err)
 	}
 	report, err := p.attach(op)
-	return p.end(op, fmt.Sprintf("attach %s to the pod as part of %s", op.device(), args.IfName), report, err)
+	return p.end(op, fmt.Sprintf("attach %s to the pod as part of %s", op.device(), c.ifName), report, err)
 }
 
 func (p *Plugin) attach(op operation) (*attachment.Report, error) {
-	result, err := op.conf.result()
+	prev, err := op.conf.previous()
 	if err != nil {
 		return nil, configError(err)
 	}
-	if result == nil {
+	if prev == nil {
 		return nil, errNoPrevResult
 	}
-	answer, err := op.conf.answer(result)
-	if err != nil {
-		return nil, configError(err)
-	}
 	req := op.request()
-	if i := interfaceOf(result, op.args.IfName); i != nil {
+	if i := prev.interfaceOf(op.call.ifName); i != nil {
 		req.MAC = i.Mac
 	}
-	req.Addresses = addressesOf(result, op.args.IfName)
+	req.Addresses = prev.addressesOf(op.call.ifName)
 	ctx, cancel := context.WithTimeout(context.Background(), addTimeout)
 	defer cancel()
 	report, err := p.Node.Attach(ctx, req)
@@ -45,7 +40,7 @@ func (p *Plugin) attach(op operation) (*attachment.Report, error) {
 	}
 	updateDeviceInfo(op.conf.deviceInfo, report)
 	// Last of all: who cannot be told of the attachment will not end it.
-	if _, err := p.Stdout.Write(answer); err != nil {
+	if _, err := p.Stdout.Write(prev.answer); err != nil {
 		err = types.NewError(types.ErrIOFailure, fmt.Sprintf("rdma plugin: print the result: %v; the attachment is undone", err), "")
 		undoCtx, cancel := context.WithTimeout(context.Background(), delTimeout)
 		defer cancel()

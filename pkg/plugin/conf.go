@@ -3,17 +3,11 @@
 package plugin
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"strings"
-
-	"github.com/containernetworking/cni/pkg/types"
-	types100 "github.com/containernetworking/cni/pkg/types/100"
-	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/rdma-cni/rdma-cni/pkg/attachment"
 	"github.com/rdma-cni/rdma-cni/pkg/state"
@@ -48,7 +42,7 @@ const (
 // of keys that ask for something. It does no IO. With an error it returns what it could read, which is enough for
 // the verbs that have to work all the same.
 func parseConfig(stdin []byte) (config, error) {
-	c := config{cniVersion: "0.1.0", logLevel: slog.LevelInfo} // a missing cniVersion means 0.1.0
+	c := config{cniVersion: unversioned, logLevel: slog.LevelInfo}
 	var keys object
 	if err := json.Unmarshal(stdin, &keys); err != nil {
 		return c, fmt.Errorf("the network configuration is not a JSON object: %w", err)
@@ -135,67 +129,6 @@ func (c *config) readValidAttachments(keys object) error {
 			c.validAttachments = append(c.validAttachments, state.Key{ContainerID: a.ContainerID, IfName: a.IfName})
 		}
 		return nil
-	}
-	return nil
-}
-
-// result decodes prevResult for a look at its interfaces, nil if there is none.
-func (c *config) result() (types.Result, error) {
-	if c.prevResult == nil {
-		return nil, nil
-	}
-	// The library takes for granted that no element of these is null; whatever
-	// else is wrong with them it says itself.
-	var lists struct{ Interfaces, IPs, Routes []*json.RawMessage }
-	_ = json.Unmarshal(c.prevResult, &lists)
-	if slices.Contains(slices.Concat(lists.Interfaces, lists.IPs, lists.Routes), nil) {
-		return nil, errors.New("key prevResult: one of its interfaces, ips or routes is null")
-	}
-	conf := types.PluginConf{CNIVersion: c.cniVersion}
-	if err := json.Unmarshal(c.prevResult, &conf.RawPrevResult); err != nil {
-		return nil, fmt.Errorf("key prevResult: %w", err)
-	}
-	if err := version.ParsePrevResult(&conf); err != nil {
-		return nil, fmt.Errorf("key prevResult is no result of CNI version %s: %w", c.cniVersion, err)
-	}
-	return conf.PrevResult, nil
-}
-
-// answer is prevResult as ADD has to give it back: byte for byte if it is of
-// the configuration's version already, so that nothing in it gets lost.
-func (c *config) answer(result types.Result) ([]byte, error) {
-	var head struct {
-		CNIVersion string `json:"cniVersion"`
-	}
-	var out bytes.Buffer
-	if err := json.Unmarshal(c.prevResult, &head); err == nil && head.CNIVersion == c.cniVersion {
-		if err := json.Compact(&out, c.prevResult); err != nil {
-			return nil, err
-		}
-		out.WriteByte('\n')
-		return out.Bytes(), nil
-	}
-	converted, err := result.GetAsVersion(c.cniVersion)
-	if err != nil {
-		return nil, fmt.Errorf("convert prevResult to CNI version %s: %w", c.cniVersion, err)
-	}
-	if err := converted.PrintTo(&out); err != nil {
-		return nil, err
-	}
-	return out.Bytes(), nil
-}
-
-// interfaceOf finds an interface in a result, nil if the result names none such
-// (results before 0.3.0 name no interfaces).
-func interfaceOf(result types.Result, name string) *types100.Interface {
-	r, err := types100.NewResultFromResult(result)
-	if err != nil {
-		return nil
-	}
-	for _, i := range r.Interfaces {
-		if i != nil && i.Name == name && i.Sandbox != "" {
-			return i
-		}
 	}
 	return nil
 }

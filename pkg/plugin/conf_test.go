@@ -234,12 +234,12 @@ func resultOf(v string) string {
 func answered(cniVersion, prevResult string) ([]byte, error) {
 	GinkgoHelper()
 	c := parsed(fmt.Sprintf(`{"name":"n","cniVersion":%q,"prevResult":%s}`, cniVersion, prevResult))
-	result, err := c.result()
+	prev, err := c.previous()
 	if err != nil {
 		return nil, err
 	}
-	_ = interfaceOf(result, "net1")
-	return c.answer(result)
+	_, _ = prev.interfaceOf("net1"), prev.addressesOf("net1")
+	return prev.answer, nil
 }
 
 var _ = Describe("prevResult", func() {
@@ -309,16 +309,16 @@ var _ = Describe("prevResult", func() {
 	It("may be absent", func() {
 		for _, text := range []string{`{}`, `{"prevResult":null}`} {
 			c := parsed(text)
-			Expect(c.result()).To(BeNil())
+			Expect(c.previous()).To(BeNil())
 		}
 	})
 
 	It("names the interface in the pod, not one of the same name on the host", func() {
 		c := parsed(`{"cniVersion":"1.0.0","prevResult":{"cniVersion":"1.0.0","interfaces":[{"name":"net1","mac":"02:00:00:00:00:01"},
 			{"name":"net1","mac":"02:00:00:00:00:02","sandbox":"/run/netns/blue"},{"name":"net2","sandbox":"/run/netns/blue"}]}}`)
-		result, err := c.result()
+		prev, err := c.previous()
 		Expect(err).NotTo(HaveOccurred())
-		Expect(interfaceOf(result, "net1").Mac).To(Equal("02:00:00:00:00:02"))
-		Expect(interfaceOf(result, "net3")).To(BeNil())
+		Expect(prev.interfaceOf("net1").Mac).To(Equal("02:00:00:00:00:02"))
+		Expect(prev.interfaceOf("net3")).To(BeNil())
 	})
 })

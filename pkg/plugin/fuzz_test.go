@@ -9,7 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/version"
 )
 
@@ -39,15 +38,12 @@ func FuzzConfig(f *testing.F) {
 			}
 			return
 		}
-		result, err := c.result()
-		if err != nil || result == nil {
+		prev, err := c.previous()
+		if err != nil || prev == nil {
 			return
 		}
-		_ = interfaceOf(result, "net1")
-		out, err := c.answer(result)
-		if err != nil {
-			return
-		}
+		_, _ = prev.interfaceOf("net1"), prev.addressesOf("net1")
+		out := prev.answer
 		var head struct {
 			CNIVersion string `json:"cniVersion"`
 		}
@@ -69,7 +65,7 @@ func FuzzArgs(f *testing.F) {
 		}
 		var stderr bytes.Buffer
 		p := Plugin{Stderr: &stderr, Getenv: func(string) string { return "" }}
-		p.log(operation{command: "ADD", args: &skel.CmdArgs{Args: args}, conf: config{logLevel: slog.LevelInfo}}, nil, nil)
+		p.log(operation{call: call{command: "ADD", args: args}, conf: config{logLevel: slog.LevelInfo}}, nil, nil)
 		if strings.Count(stderr.String(), "\n") != 1 || !json.Valid(stderr.Bytes()) {
 			t.Fatalf("%q made the line %q", args, stderr.String())
 		}

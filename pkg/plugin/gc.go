@@ -3,13 +3,11 @@ package plugin
 import (
 	"context"
 
-	"github.com/containernetworking/cni/pkg/skel"
-
 	"github.com/rdma-cni/rdma-cni/pkg/attachment"
 )
 
-func (p *Plugin) gc(args *skel.CmdArgs) error {
-	op, err := p.begin("GC", args)
+func (p *Plugin) gc(c call) error {
+	op, err := p.begin(c)
 	if err != nil {
 		return configError(err)
 	}

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/containernetworking/cni/pkg/skel"
 	"golang.org/x/sys/unix"
 
 	"github.com/rdma-cni/rdma-cni/pkg/attachment"
@@ -22,10 +21,9 @@ const logRoot = "/var/log"
 
 // operation is one call of a verb, for the log.
 type operation struct {
-	command string
-	args    *skel.CmdArgs
-	conf    config
-	begin   time.Time
+	call  call
+	conf  config
+	begin time.Time
 }
 
 // log writes one line about the operation, preceded by one line for each thing
@@ -34,10 +32,10 @@ type operation struct {
 func (p *Plugin) log(op operation, report *attachment.Report, err error) {
 	out, done := p.logOutput(op.conf.logFile)
 	defer done()
-	pod := podOf(op.args.Args)
+	pod := podOf(op.call.args)
 	logger := slog.New(slog.NewJSONHandler(out, &slog.HandlerOptions{Level: op.conf.logLevel})).With(
-		"plugin", "rdma", "version", p.Version, "command", op.command, "network", op.conf.name,
-		"containerID", op.args.ContainerID, "ifname", op.args.IfName, "netns", op.args.Netns,
+		"plugin", "rdma", "version", p.Version, "command", op.call.command, "network", op.conf.name,
+		"containerID", op.call.containerID, "ifname", op.call.ifName, "netns", op.call.netns,
 		"pod", strings.Trim(pod.Namespace+"/"+pod.Name, "/"))
 	if trace := p.Getenv("TRACEPARENT"); trace != "" {
 		logger = logger.With("traceparent", trace)
@@ -63,10 +61,10 @@ func (p *Plugin) log(op operation, report *attachment.Report, err error) {
 	case err != nil:
 		level = slog.LevelError
 		details = append(details, "error", oneLine(err.Error()))
-	case op.command == "STATUS": // called every few seconds
+	case op.call.command == "STATUS": // called every few seconds
 		level = slog.LevelDebug
 	}
-	logger.Log(context.Background(), level, op.command, details...)
+	logger.Log(context.Background(), level, op.call.command, details...)
 }
 
 // logOutput is the log file, or stderr if there is none or it cannot be used.

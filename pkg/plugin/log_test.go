@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/containernetworking/cni/pkg/skel"
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"golang.org/x/sys/unix"
@@ -56,8 +55,8 @@ var _ = Describe("the log", func() {
 		stdout, stderr, env = &bytes.Buffer{}, &bytes.Buffer{}, map[string]string{}
 		p = &Plugin{Version: "v1", Stdout: stdout, Stderr: stderr, Getenv: func(key string) string { return env[key] }}
 		op = operation{
-			command: "ADD", begin: time.Now(), conf: config{name: "roce"},
-			args: &skel.CmdArgs{ContainerID: "c1", IfName: "net1", Netns: "/run/netns/blue", Args: "K8S_POD_NAMESPACE=ns;K8S_POD_NAME=pod"},
+			begin: time.Now(), conf: config{name: "roce"},
+			call: call{command: "ADD", containerID: "c1", ifName: "net1", netns: "/run/netns/blue", args: "K8S_POD_NAMESPACE=ns;K8S_POD_NAME=pod"},
 		}
 		DeferCleanup(func() { Expect(stdout.String()).To(BeEmpty(), "stdout belongs to the protocol") })
 	})
@@ -92,7 +91,7 @@ var _ = Describe("the log", func() {
 	})
 
 	It("keeps its form whatever a pod is called", func() {
-		op.args.Args = "K8S_POD_NAME=\"}\n{\"level\":\"x\"\x00\xff;K8S_POD_NAMESPACE=\r\n"
+		op.call.args = "K8S_POD_NAME=\"}\n{\"level\":\"x\"\x00\xff;K8S_POD_NAMESPACE=\r\n"
 		p.log(op, nil, nil)
 		all := lines(stderr.String())
 		Expect(all).To(HaveLen(1))
@@ -108,7 +107,7 @@ var _ = Describe("the log", func() {
 	})
 
 	It("is silent about a STATUS that is well, since it comes every few seconds", func() {
-		op.command = "STATUS"
+		op.call.command = "STATUS"
 		p.log(op, nil, nil)
 		Expect(stderr.String()).To(BeEmpty())
 		op.conf.logLevel = slog.LevelDebug

@@ -3,11 +3,7 @@ package plugin
 import (
 	"encoding/json"
 	"fmt"
-	"net/netip"
 	"time"
-
-	"github.com/containernetworking/cni/pkg/types"
-	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/rdma-cni/rdma-cni/pkg/attachment"
 )
@@ -126,25 +122,4 @@ func (c *config) readDeviceInfo(keys object) error {
 		return err
 	}
 	return prefixed("runtimeConfig.", runtime.text("CNIDeviceInfoFile", &c.deviceInfo))
-}
-
-// addressesOf lists the addresses that a result gives to an interface.
-func addressesOf(result types.Result, ifName string) []netip.Addr {
-	r, err := types100.NewResultFromResult(result)
-	if err != nil {
-		return nil
-	}
-	var addresses []netip.Addr
-	for _, ip := range r.IPs {
-		if ip.Interface != nil {
-			i := *ip.Interface
-			if i < 0 || i >= len(r.Interfaces) || r.Interfaces[i].Name != ifName {
-				continue
-			}
-		}
-		if a, ok := netip.AddrFromSlice(ip.Address.IP); ok {
-			addresses = append(addresses, a.Unmap())
-		}
-	}
-	return addresses
 }

@@ -2,14 +2,13 @@ package plugin
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"runtime/debug"
 	"time"
 
-	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
-	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/rdma-cni/rdma-cni/pkg/attachment"
 	"github.com/rdma-cni/rdma-cni/pkg/state"
@@ -20,6 +19,7 @@ type Plugin struct {
 	Node    *attachment.Node
 	Version string
 	Getenv  func(string) string
+	Stdin   io.Reader
 	Stdout  io.Writer
 	Stderr  io.Writer
 
@@ -43,16 +43,15 @@ func (p *Plugin) Run() (status int) {
 			status = p.fail(types.NewError(types.ErrInternal, fmt.Sprintf("rdma plugin: internal error, please report it: %v", r), ""))
 		}
 	}()
-	// VERSION and bad calls are skel's; all versions that libcni knows are
-	// accepted, since a refused version would refuse DEL too and with it the
-	// DEL of the plugins before this one.
-	err := skel.PluginMainFuncsWithError(skel.CNIFuncs{
-		Add: p.add, Del: p.del, Check: p.check, GC: p.gc, Status: p.status,
-	}, version.All, "CNI plugin rdma "+p.Version)
-	if err != nil {
-		return p.fail(err)
+	err := p.serve()
+	if err == nil {
+		return 0
 	}
-	return 0
+	var cniErr *types.Error
+	if !errors.As(err, &cniErr) {
+		cniErr = types.NewError(types.ErrInternal, oneLine("rdma plugin: "+err.Error()), "")
+	}
+	return p.fail(cniErr)
 }
 
 // fail prints the error object, with the cniVersion that the specification
@@ -72,13 +71,10 @@ func (p *Plugin) fail(e *types.Error) int {
 }
 
 // begin reads the configuration for a verb.
-func (p *Plugin) begin(command string, args *skel.CmdArgs) (operation, error) {
-	// skel compares the namespaces after the verb has done its work, when it
-	// is too late; the verbs do it themselves before.
-	args.NetnsOverride = "TRUE"
-	conf, err := parseConfig(args.StdinData)
+func (p *Plugin) begin(c call) (operation, error) {
+	conf, err := parseConfig(c.stdin)
 	p.cniVersion = conf.cniVersion
-	return operation{command: command, args: args, conf: conf, begin: time.Now()}, err
+	return operation{call: c, conf: conf, begin: time.Now()}, err
 }
 
 // end logs the operation and makes its CNI error.
@@ -100,10 +96,10 @@ func configError(err error) error {
 // request makes the attachment's request of a call.
 func (op operation) request() attachment.Request {
 	return attachment.Request{
-		Key:      state.Key{ContainerID: op.args.ContainerID, IfName: op.args.IfName},
+		Key:      state.Key{ContainerID: op.call.containerID, IfName: op.call.ifName},
 		Network:  op.conf.name,
-		Pod:      podOf(op.args.Args),
-		Netns:    op.args.Netns,
+		Pod:      podOf(op.call.args),
+		Netns:    op.call.netns,
 		Function: op.conf.function,
 		Options:  op.conf.options,
 	}
@@ -111,7 +107,7 @@ func (op operation) request() attachment.Request {
 
 func (op operation) device() string {
 	if op.conf.function == "" {
-		return "the RDMA device behind interface " + op.args.IfName
+		return "the RDMA device behind interface " + op.call.ifName
 	}
 	return "the RDMA device of " + op.conf.function
 }

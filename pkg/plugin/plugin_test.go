@@ -6,8 +6,8 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 
-	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -26,7 +26,7 @@ var _ = Describe("the plugin", func() {
 	var (
 		p              *Plugin
 		stdout, stderr *bytes.Buffer
-		args           *skel.CmdArgs
+		args           call
 	)
 
 	BeforeEach(func() {
@@ -40,7 +40,7 @@ var _ = Describe("the plugin", func() {
 			},
 			Stdout: stdout, Stderr: stderr, Getenv: func(string) string { return "" },
 		}
-		args = &skel.CmdArgs{ContainerID: "c1", IfName: "net1", Netns: "/nonexistent", StdinData: []byte(`{"cniVersion":"1.1.0","name":"roce"}`)}
+		args = call{containerID: "c1", ifName: "net1", netns: "/nonexistent", stdin: []byte(`{"cniVersion":"1.1.0","name":"roce"}`)}
 	})
 
 	codeOf := func(err error) uint {
@@ -59,28 +59,28 @@ var _ = Describe("the plugin", func() {
 	It("refuses a CHECK without a prevResult, or with one of another interface or namespace", func() {
 		Expect(codeOf(p.check(args))).To(Equal(types.ErrInvalidNetworkConfig))
 		for _, i := range []string{`{"name":"net2","sandbox":"/nonexistent"}`, `{"name":"net1","sandbox":"/other"}`, `{"name":"net1"}`} {
-			args.StdinData = []byte(`{"cniVersion":"1.1.0","name":"roce","prevResult":{"cniVersion":"1.1.0","interfaces":[` + i + `]}}`)
+			args.stdin = []byte(`{"cniVersion":"1.1.0","name":"roce","prevResult":{"cniVersion":"1.1.0","interfaces":[` + i + `]}}`)
 			err := p.check(args)
 			Expect(codeOf(err)).To(Equal(types.ErrInvalidNetworkConfig))
 			Expect(err).To(MatchError(ContainSubstring("no interface net1")))
 		}
 	})
 
-	DescribeTable("answers a bad configuration with one that names the key", func(verb func(*Plugin) func(*skel.CmdArgs) error, want uint) {
-		args.StdinData = []byte(`{"cniVersion":"1.1.0","name":"roce","deviceID":5,"logFile":[]}`)
+	DescribeTable("answers a bad configuration with one that names the key", func(verb func(*Plugin) func(call) error, want uint) {
+		args.stdin = []byte(`{"cniVersion":"1.1.0","name":"roce","deviceID":5,"logFile":[]}`)
 		err := verb(p)(args)
 		Expect(codeOf(err)).To(Equal(want))
 		Expect(err).To(MatchError(And(ContainSubstring("key deviceID must be a string, not 5"), ContainSubstring("key logFile"), Not(ContainSubstring("\n")))))
 		Expect(stdout.String()).To(BeEmpty())
 	},
-		Entry("ADD", func(p *Plugin) func(*skel.CmdArgs) error { return p.add }, types.ErrInvalidNetworkConfig),
-		Entry("CHECK", func(p *Plugin) func(*skel.CmdArgs) error { return p.check }, types.ErrInvalidNetworkConfig),
-		Entry("GC", func(p *Plugin) func(*skel.CmdArgs) error { return p.gc }, types.ErrInvalidNetworkConfig),
-		Entry("STATUS", func(p *Plugin) func(*skel.CmdArgs) error { return p.status }, types.ErrPluginNotAvailable),
+		Entry("ADD", func(p *Plugin) func(call) error { return p.add }, types.ErrInvalidNetworkConfig),
+		Entry("CHECK", func(p *Plugin) func(call) error { return p.check }, types.ErrInvalidNetworkConfig),
+		Entry("GC", func(p *Plugin) func(call) error { return p.gc }, types.ErrInvalidNetworkConfig),
+		Entry("STATUS", func(p *Plugin) func(call) error { return p.status }, types.ErrPluginNotAvailable),
 	)
 
 	It("has nothing to do for a DEL without record, whatever the configuration, and says what was wrong with that", func() {
-		args.StdinData = []byte(`{"cniVersion":"1.1.0","name":"roce","deviceID":5,"prevResult":"garbage"}`)
+		args.stdin = []byte(`{"cniVersion":"1.1.0","name":"roce","deviceID":5,"prevResult":"garbage"}`)
 		Expect(p.del(args)).To(Succeed())
 		Expect(stdout.String()).To(BeEmpty())
 		Expect(stderr.String()).To(ContainSubstring("key deviceID must be a string, not 5"))
@@ -97,7 +97,7 @@ var _ = Describe("the plugin", func() {
 		}
 		Expect(p.Node.State.Save(r)).To(Succeed())
 
-		Expect(p.gc(&skel.CmdArgs{StdinData: args.StdinData})).To(Succeed())
+		Expect(p.gc(call{stdin: args.stdin})).To(Succeed())
 		Expect(p.Node.State.Names()).To(HaveLen(1))
 		Expect(stderr.String()).To(ContainSubstring(keyValid))
 
@@ -107,12 +107,12 @@ var _ = Describe("the plugin", func() {
 			`{"cniVersion":"1.1.0","name":"other","cni.dev/valid-attachments":[]}`,
 			`{"cniVersion":"1.1.0","name":"other","cni.dev/valid-attachments":null}`,
 		} {
-			Expect(p.gc(&skel.CmdArgs{StdinData: []byte(stdin)})).To(Succeed())
+			Expect(p.gc(call{stdin: []byte(stdin)})).To(Succeed())
 			Expect(p.Node.State.Names()).To(HaveLen(1), stdin)
 		}
 
 		By("but what is over: the function of this record does not exist")
-		Expect(p.gc(&skel.CmdArgs{StdinData: []byte(`{"cniVersion":"1.1.0","name":"roce","cni.dev/valid-attachments":null}`)})).To(Succeed())
+		Expect(p.gc(call{stdin: []byte(`{"cniVersion":"1.1.0","name":"roce","cni.dev/valid-attachments":null}`)})).To(Succeed())
 		Expect(p.Node.State.Names()).To(BeEmpty())
 		Expect(stdout.String()).To(BeEmpty())
 	})
@@ -140,19 +140,9 @@ var _ = Describe("the plugin", func() {
 	})
 
 	It("makes an error document of a panic", func() {
-		stdin, err := os.Create(filepath.Join(GinkgoT().TempDir(), "stdin"))
-		Expect(err).NotTo(HaveOccurred())
-		DeferCleanup(stdin.Close)
-		_, err = stdin.WriteString(`{"cniVersion":"1.1.0","name":"roce"}`)
-		Expect(err).NotTo(HaveOccurred())
-		_, err = stdin.Seek(0, 0)
-		Expect(err).NotTo(HaveOccurred())
-		old := os.Stdin
-		os.Stdin = stdin
-		DeferCleanup(func() { os.Stdin = old })
-		for key, value := range map[string]string{"CNI_COMMAND": "DEL", "CNI_CONTAINERID": "c1", "CNI_IFNAME": "net1", "CNI_PATH": "/x", "CNI_NETNS": ""} {
-			GinkgoT().Setenv(key, value)
-		}
+		p.Stdin = strings.NewReader(`{"cniVersion":"1.1.0","name":"roce"}`)
+		env := map[string]string{"CNI_COMMAND": "DEL", "CNI_CONTAINERID": "c1", "CNI_IFNAME": "net1", "CNI_PATH": "/x"}
+		p.Getenv = func(key string) string { return env[key] }
 		p.Node = nil // which no code expects
 		Expect(p.Run()).To(Equal(1))
 		var e types.Error

@@ -3,14 +3,13 @@ package plugin
 import (
 	"errors"
 
-	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/rdma-cni/rdma-cni/pkg/attachment"
 )
 
-func (p *Plugin) status(args *skel.CmdArgs) error {
-	op, err := p.begin("STATUS", args)
+func (p *Plugin) status(c call) error {
+	op, err := p.begin(c)
 	if err == nil {
 		err = p.Node.Ready()
 	}

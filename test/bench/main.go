@@ -17,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/rdma-cni/rdma-cni/pkg/rdma"
@@ -40,6 +41,7 @@ type bench struct {
 	base    string // another build of the plugin, "" if none
 	rounds  int
 	devices int
+	last    cost
 	netns   []string // one for each of the first parallel devices
 }
 
@@ -67,7 +69,14 @@ func run(rounds int, bin, base string, only int) error {
 type result struct {
 	name  string
 	times []time.Duration
+	costs []cost
 	peak  int64 // KiB, 0 where it is not measured
+}
+
+// cost is what a process used.
+type cost struct {
+	cpu              time.Duration
+	faults, switches int64
 }
 
 func (r result) median() time.Duration { return r.quantile(50) }
@@ -112,6 +121,7 @@ func (b *bench) measure() ([]result, error) {
 	results := make([]result, len(kinds))
 	for round := range b.rounds + 1 {
 		for i, k := range kinds {
+			b.last = cost{}
 			took, err := k.do()
 			if err != nil {
 				return nil, fmt.Errorf("%s: %w", k.name, err)
@@ -121,6 +131,7 @@ func (b *bench) measure() ([]result, error) {
 				continue // warm-up
 			}
 			results[i].times = append(results[i].times, took)
+			results[i].costs = append(results[i].costs, b.last)
 		}
 	}
 	results = slices.DeleteFunc(results, func(r result) bool { return r.name == "restore" })
@@ -321,6 +332,9 @@ func (b *bench) process(program string, stdin []byte, env []string, args ...stri
 	start := time.Now()
 	err := cmd.Run()
 	took := time.Since(start)
+	if usage, ok := cmd.ProcessState.SysUsage().(*syscall.Rusage); ok {
+		b.last = cost{cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime(), usage.Minflt, usage.Nvcsw + usage.Nivcsw}
+	}
 	if err != nil {
 		err = fmt.Errorf("%w: %s%s", err, stdout.String(), stderr.String())
 	}
@@ -378,8 +392,23 @@ func (b *bench) print(results []result, first map[string]time.Duration) {
 		if r.peak > 0 {
 			rss = fmt.Sprint(r.peak)
 		}
-		fmt.Printf("%-20s %9s %9s %9s %8s %8s\n", r.name, millis(r.median()), millis(r.quantile(99)), rss, ratio, growth)
+		fmt.Printf("%-20s %9s %9s %9s %8s %8s %s\n", r.name, millis(r.median()), millis(r.quantile(99)), rss, ratio, growth, r.used())
 	}
+}
+
+func (r result) used() string {
+	if len(r.costs) == 0 || r.costs[0].cpu == 0 {
+		return ""
+	}
+	mid := func(f func(cost) int64) int64 {
+		var v []int64
+		for _, c := range r.costs {
+			v = append(v, f(c))
+		}
+		slices.Sort(v)
+		return v[len(v)/2]
+	}
+	return fmt.Sprintf("%s %d %d", millis(time.Duration(mid(func(c cost) int64 { return int64(c.cpu) }))), mid(func(c cost) int64 { return c.faults }), mid(func(c cost) int64 { return c.switches }))
 }
 
 func millis(d time.Duration) string {
