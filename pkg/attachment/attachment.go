@@ -230,29 +230,42 @@ func (s *session) openPod(path string) (*rdma.Namespace, error) {
 
 // withLock runs fn while the node lock is held.
 func (s *session) withLock(ctx context.Context, purpose string, fn func() error) error {
-	lockCtx, cancel := context.WithTimeout(ctx, lockWait)
-	defer cancel()
-	lock, err := s.State.Lock(lockCtx, purpose)
+	lock, err := s.State.Lock(ctx, within(ctx, lockWait), purpose)
 	if err != nil {
 		return err
 	}
 	return errors.Join(fn(), lock.Release())
 }
 
+// within shortens a wait to what the deadline of ctx leaves of it. All waits go
+// by it, so a context that has no timer is as good as one that has.
+func within(ctx context.Context, wait time.Duration) time.Duration {
+	if deadline, ok := ctx.Deadline(); ok {
+		return min(wait, time.Until(deadline))
+	}
+	return wait
+}
+
 // poll asks until done says so, at most for wait.
 func poll(ctx context.Context, wait time.Duration, done func() (bool, error)) (bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, wait)
-	defer cancel()
+	// What is so already needs no timer.
+	if ok, err := done(); ok || err != nil {
+		return ok, err
+	}
+	timeout := time.NewTimer(within(ctx, wait))
+	defer timeout.Stop()
 	tick := time.NewTicker(pollStep)
 	defer tick.Stop()
 	for {
-		if ok, err := done(); ok || err != nil {
-			return ok, err
-		}
 		select {
 		case <-ctx.Done():
 			return false, nil
+		case <-timeout.C:
+			return false, nil
 		case <-tick.C:
+		}
+		if ok, err := done(); ok || err != nil {
+			return ok, err
 		}
 	}
 }

@@ -1,7 +1,6 @@
 package plugin
 
 import (
-	"context"
 	"errors"
 	"fmt"
 
@@ -32,9 +31,7 @@ func (p *Plugin) attach(op operation) (*attachment.Report, error) {
 		req.MAC = i.Mac
 	}
 	req.Addresses = prev.addressesOf(op.call.ifName)
-	ctx, cancel := context.WithTimeout(context.Background(), addTimeout)
-	defer cancel()
-	report, err := p.Node.Attach(ctx, req)
+	report, err := p.Node.Attach(within(addTimeout), req)
 	if err != nil {
 		return report, err
 	}
@@ -42,9 +39,7 @@ func (p *Plugin) attach(op operation) (*attachment.Report, error) {
 	// Last of all: who cannot be told of the attachment will not end it.
 	if _, err := p.Stdout.Write(prev.answer); err != nil {
 		err = types.NewError(types.ErrIOFailure, fmt.Sprintf("rdma plugin: print the result: %v; the attachment is undone", err), "")
-		undoCtx, cancel := context.WithTimeout(context.Background(), delTimeout)
-		defer cancel()
-		_, undoErr := p.Node.Detach(undoCtx, req.Network, req.Key, req.Netns)
+		_, undoErr := p.Node.Detach(within(delTimeout), req.Network, req.Key, req.Netns)
 		return report, errors.Join(err, undoErr)
 	}
 	return report, nil

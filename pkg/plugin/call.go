@@ -1,11 +1,13 @@
 package plugin
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"slices"
 	"strings"
+	"time"
 	"unicode"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -85,6 +87,21 @@ func (p *Plugin) serve() error {
 func badEnvironment(format string, args ...any) error {
 	return types.NewError(types.ErrInvalidEnvironmentVariables, "rdma plugin: "+fmt.Sprintf(format, args...), "")
 }
+
+// deadline is a context that ends by its deadline alone. The waits of an
+// operation go by that, and one that has not to wait needs no timer, whose
+// making starts the runtime's poller.
+type deadline struct {
+	context.Context
+	at time.Time
+}
+
+func within(d time.Duration) context.Context {
+	return deadline{context.Background(), time.Now().Add(d)}
+}
+
+// Deadline gives the time at which the operation has to be over.
+func (d deadline) Deadline() (time.Time, bool) { return d.at, true }
 
 // readCall reads the environment and stdin.
 func (p *Plugin) readCall(command string, needs []string) (call, error) {

@@ -1,7 +1,6 @@
 package plugin
 
 import (
-	"context"
 	"errors"
 	"fmt"
 
@@ -14,10 +13,8 @@ import (
 // in a pod that ends.
 func (p *Plugin) del(c call) error {
 	op, confErr := p.begin(c)
-	ctx, cancel := context.WithTimeout(context.Background(), delTimeout)
-	defer cancel()
 	key := state.Key{ContainerID: c.containerID, IfName: c.ifName}
-	report, err := p.Node.Detach(ctx, op.conf.name, key, c.netns)
+	report, err := p.Node.Detach(within(delTimeout), op.conf.name, key, c.netns)
 	if confErr != nil && report != nil {
 		report.Warnings = append(report.Warnings, confErr.Error())
 	}

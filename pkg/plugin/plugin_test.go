@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 	. "github.com/onsi/ginkgo/v2"
@@ -88,7 +89,7 @@ var _ = Describe("the plugin", func() {
 	})
 
 	It("collects nothing when it is not told what is valid", func() {
-		lock, err := p.Node.State.Lock(GinkgoT().Context(), "making the directory")
+		lock, err := p.Node.State.Lock(GinkgoT().Context(), time.Minute, "making the directory")
 		Expect(err).NotTo(HaveOccurred())
 		Expect(lock.Release()).To(Succeed())
 		r := &state.Record{

@@ -1,6 +1,7 @@
 package state
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -17,7 +18,7 @@ const lockFile = "lock"
 // Lock is the node lock. While it is held no other process moves an RDMA
 // device by way of this project, so character device numbers stay what they
 // are. The kernel drops it with the process.
-type Lock struct{ f *os.File }
+type Lock struct{ fd int }
 
 // LockTimeoutError says that the node lock was not free in time.
 type LockTimeoutError struct {
@@ -29,90 +30,103 @@ func (e *LockTimeoutError) Error() string {
 	return fmt.Sprintf("the node lock of RDMA moves was not free within %s; it is held by %s", e.Wait.Round(time.Millisecond), e.Holder)
 }
 
-// Lock takes the node lock and makes the directory if need be. Before ctx ends
-// it has it, or gives a *LockTimeoutError that names the holder. purpose tells
-// others what for.
-func (s *Store) Lock(ctx context.Context, purpose string) (*Lock, error) {
-	f, err := s.openLock()
+// Lock takes the node lock and makes the directory if need be. Within wait, or
+// before ctx ends, it has it, or gives a *LockTimeoutError that names the
+// holder. purpose tells others what for.
+func (s *Store) Lock(ctx context.Context, wait time.Duration, purpose string) (*Lock, error) {
+	fd, err := s.openLock()
 	if err != nil {
 		return nil, err
 	}
 	start := time.Now()
-	if err := flockContext(ctx, f); err != nil {
+	if err := flockWithin(ctx, wait, fd); err != nil {
 		if !errors.Is(err, errLockWait) {
-			return nil, errors.Join(fmt.Errorf("take the node lock %s: %w", f.Name(), err), f.Close())
+			return nil, errors.Join(fmt.Errorf("take the node lock %s: %w", s.path(lockFile), err), unix.Close(fd))
 		}
-		return nil, &LockTimeoutError{Wait: time.Since(start), Holder: holder(f)}
+		return nil, &LockTimeoutError{Wait: time.Since(start), Holder: holder(fd)}
 	}
-	l := &Lock{f: f}
 	// Whoever was writing a record without holding the lock was killed at it.
 	_ = removeIfThere(s.path(tempFile))
 	// Told for the sake of others' error messages: a disk that cannot take it
 	// does not make the lock worse.
-	_, _ = f.WriteAt(fmt.Appendf(nil, "%-400.400s\n", fmt.Sprintf("pid %d: %s, since %s",
-		os.Getpid(), purpose, start.UTC().Format(time.RFC3339))), 0)
-	return l, nil
+	_, _ = unix.Pwrite(fd, holderText(purpose, start), 0)
+	return &Lock{fd: fd}, nil
 }
 
-func (s *Store) openLock() (*os.File, error) {
-	const flags = unix.O_NOFOLLOW | unix.O_NONBLOCK
+// holderText says who holds the lock. It is always as long, so that nothing of
+// an older one shows behind it.
+func holderText(purpose string, since time.Time) []byte {
+	const length = 400
+	text := append([]byte("pid "), strconv.Itoa(os.Getpid())...)
+	text = append(text, ": "...)
+	text = append(text, purpose[:min(len(purpose), length-100)]...)
+	text = append(text, ", since "...)
+	text = since.UTC().AppendFormat(text, time.RFC3339)
+	return append(append(text, bytes.Repeat([]byte{' '}, length-len(text))...), '\n')
+}
+
+func (s *Store) openLock() (int, error) {
+	const flags = unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_CLOEXEC
 	path := s.path(lockFile)
 	if err := s.prepare(); err != nil {
-		return nil, err
+		return -1, err
 	}
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|flags, fileMode)
+	fd, err := open(path, unix.O_RDWR|unix.O_CREAT|flags, fileMode)
 	if errors.Is(err, unix.EROFS) {
 		// flock needs no more than a file that is there.
-		if readable, readErr := os.OpenFile(path, os.O_RDONLY|flags, 0); readErr == nil {
-			f, err = readable, nil
+		if readable, readErr := open(path, unix.O_RDONLY|flags, 0); readErr == nil {
+			fd, err = readable, nil
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("open the node lock: %w", err)
+		return -1, fmt.Errorf("open the node lock: %w", err)
 	}
-	return f, nil
+	return fd, nil
 }
 
-// flockContext waits for the lock in the kernel's queue. If ctx ends first,
-// the wait goes on in the background until the holder lets go, and what it
-// gets is let go at once by closing the file.
-func flockContext(ctx context.Context, f *os.File) error {
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); !errors.Is(err, unix.EWOULDBLOCK) {
+// flockWithin waits for the lock in the kernel's queue. If the time is over or
+// ctx ends first, the wait goes on in the background until the holder lets go,
+// and what it gets is let go at once by closing the file.
+func flockWithin(ctx context.Context, wait time.Duration, fd int) error {
+	if err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); !errors.Is(err, unix.EWOULDBLOCK) {
 		return err
 	}
+	timeout := time.NewTimer(wait)
+	defer timeout.Stop()
 	taken := make(chan error, 1)
-	go func() { taken <- flock(f) }()
+	go func() { taken <- flock(fd) }()
 	select {
 	case err := <-taken:
 		return err
 	case <-ctx.Done():
-		go func() {
-			<-taken
-			_ = f.Close()
-		}()
-		return errLockWait
+	case <-timeout.C:
 	}
+	go func() {
+		<-taken
+		_ = unix.Close(fd)
+	}()
+	return errLockWait
 }
 
 var errLockWait = errors.New("the wait for the lock has ended")
 
-func flock(f *os.File) error {
+func flock(fd int) error {
 	for {
-		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); !errors.Is(err, unix.EINTR) {
+		if err := unix.Flock(fd, unix.LOCK_EX); !errors.Is(err, unix.EINTR) {
 			return err
 		}
 	}
 }
 
 // Release lets go of the lock.
-func (l *Lock) Release() error { return l.f.Close() }
+func (l *Lock) Release() error { return os.NewSyscallError("close the node lock", unix.Close(l.fd)) }
 
 // holder reads what the holder wrote, and adds the state of its process: T is
 // stopped, D is waiting inside the kernel, as for a move that does not end.
-func holder(f *os.File) string {
+func holder(fd int) string {
 	buf := make([]byte, 512)
-	n, _ := f.ReadAt(buf, 0)
-	text := strings.TrimSpace(string(buf[:n]))
+	n, _ := unix.Pread(fd, buf, 0)
+	text := strings.TrimSpace(string(buf[:max(n, 0)]))
 	rest, ok := strings.CutPrefix(text, "pid ")
 	if !ok {
 		return "a process that did not say who it is"

@@ -52,9 +52,7 @@ func holdElsewhere(s *Store) process {
 
 // lockWithin takes the lock, or fails within the time.
 func lockWithin(s *Store, wait time.Duration) (*Lock, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), wait)
-	defer cancel()
-	return s.Lock(ctx, "DEL of a test")
+	return s.Lock(context.Background(), wait, "DEL of a test")
 }
 
 // Long enough for a busy machine to give a free lock, short enough to wait for
@@ -134,10 +132,20 @@ var _ = Describe("the node lock", func() {
 		Eventually(taken, patient).Should(Receive(BeNil()))
 	})
 
+	It("is not waited for longer than the context says", func() {
+		p := holdElsewhere(s)
+		ctx, cancel := context.WithTimeout(context.Background(), soon)
+		defer cancel()
+		_, err := s.Lock(ctx, time.Hour, "whatever")
+		var timeout *LockTimeoutError
+		Expect(errors.As(err, &timeout)).To(BeTrue(), "%v", err)
+		p.release()
+	})
+
 	It("is given at once although the time is over, if it is free", func() {
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()
-		l, err := s.Lock(ctx, "whatever")
+		l, err := s.Lock(ctx, time.Hour, "whatever")
 		Expect(err).NotTo(HaveOccurred())
 		Expect(l.Release()).To(Succeed())
 	})
@@ -204,11 +212,11 @@ var _ = Describe("the node lock", func() {
 
 	It("does not keep words of a longer purpose", func() {
 		for _, purpose := range []string{"a long purpose that is written first", "short"} {
-			l, err := s.Lock(context.Background(), purpose)
+			l, err := s.Lock(context.Background(), time.Hour, purpose)
 			Expect(err).NotTo(HaveOccurred())
 			f, err := os.Open(s.path("lock"))
 			Expect(err).NotTo(HaveOccurred())
-			text := holder(f)
+			text := holder(int(f.Fd()))
 			Expect(errors.Join(f.Close(), l.Release())).To(Succeed())
 			Expect(text).To(MatchRegexp(`^pid %d: %s, since [^ ]+, in state [A-Z]$`, os.Getpid(), purpose))
 		}
@@ -220,7 +228,7 @@ var _ = Describe("the node lock", func() {
 		f, err := os.Open(path)
 		Expect(err).NotTo(HaveOccurred())
 		DeferCleanup(f.Close)
-		Expect(holder(f)).To(Equal(want))
+		Expect(holder(int(f.Fd()))).To(Equal(want))
 	},
 		Entry("nothing", "", "a process that did not say who it is"),
 		Entry("blanks", "   \n", "a process that did not say who it is"),

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -150,19 +149,40 @@ func (s *Store) Save(r *Record) error {
 	if err := writeFile(temp, data); err != nil {
 		return errors.Join(fmt.Errorf("write record: %w", err), removeIfThere(temp))
 	}
-	if err := os.Rename(temp, s.path(r.Name().file())); err != nil {
-		return errors.Join(fmt.Errorf("write record: %w", err), removeIfThere(temp))
+	path := s.path(r.Name().file())
+	if err := unix.Rename(temp, path); err != nil {
+		return errors.Join(fmt.Errorf("write record: %w", &os.LinkError{Op: "rename", Old: temp, New: path, Err: err}), removeIfThere(temp))
 	}
 	return nil
 }
 
+// open opens a file without what the os package adds to it: it takes each file
+// for one that could make a reader wait, for five more system calls.
+func open(path string, flags int, mode uint32) (int, error) {
+	for {
+		fd, err := unix.Open(path, flags|unix.O_CLOEXEC, mode)
+		switch {
+		case err == nil:
+			return fd, nil
+		case !errors.Is(err, unix.EINTR):
+			return -1, &os.PathError{Op: "open", Path: path, Err: err}
+		}
+	}
+}
+
 func writeFile(path string, data []byte) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, fileMode)
+	fd, err := open(path, unix.O_WRONLY|unix.O_CREAT|unix.O_TRUNC|unix.O_NOFOLLOW, fileMode)
 	if err != nil {
 		return err
 	}
-	_, err = f.Write(data)
-	return errors.Join(err, f.Close())
+	n, err := unix.Write(fd, data)
+	if err == nil && n < len(data) {
+		err = unix.ENOSPC // the next write would say so
+	}
+	if err != nil {
+		err = &os.PathError{Op: "write", Path: path, Err: err}
+	}
+	return errors.Join(err, unix.Close(fd))
 }
 
 // Delete removes a record file; one that is gone already is no error.
@@ -174,9 +194,8 @@ func (s *Store) Delete(n Name) error {
 }
 
 func removeIfThere(path string) error {
-	err := os.Remove(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+	if err := unix.Unlink(path); err != nil && !errors.Is(err, unix.ENOENT) {
+		return &os.PathError{Op: "remove", Path: path, Err: err}
 	}
-	return err
+	return nil
 }

@@ -49,7 +49,7 @@ func child(s *Store) error {
 		}
 		return nil
 	}
-	l, err := s.Lock(ctx, "ADD of a test")
+	l, err := s.Lock(ctx, time.Hour, "ADD of a test")
 	if err != nil {
 		return err
 	}
@@ -60,7 +60,7 @@ func child(s *Store) error {
 
 // increment is a read and a write that others would spoil if they came between.
 func increment(ctx context.Context, s *Store) error {
-	l, err := s.Lock(ctx, "counting")
+	l, err := s.Lock(ctx, time.Hour, "counting")
 	if err != nil {
 		return err
 	}

@@ -114,21 +114,19 @@ type CharDevice struct {
 func (f Function) CharDevices() ([]CharDevice, error) {
 	var list []CharDevice
 	for _, class := range []string{"infiniband_verbs", "infiniband_mad"} {
-		dir, err := os.ReadDir(f.path(class))
-		if err != nil && !errors.Is(err, os.ErrNotExist) {
-			return nil, fmt.Errorf("character devices of %s: %w", f, err)
-		}
-		for _, e := range dir {
-			kind := Kind(strings.TrimRight(e.Name(), "0123456789"))
+		err := eachEntry(f.path(class), func(dir int, name string) error {
+			kind := Kind(strings.TrimRight(name, "0123456789"))
 			if kind != Uverbs && kind != Umad && kind != Issm {
-				continue
+				return nil
 			}
 			// A node can go between the two reads: then it is not there.
-			device, err := os.ReadFile(f.path(class, e.Name(), "ibdev"))
-			if err != nil {
-				continue
+			if device, err := readAttribute(dir, name+"/ibdev"); err == nil {
+				list = append(list, CharDevice{Name: name, Kind: kind, Device: device})
 			}
-			list = append(list, CharDevice{Name: e.Name(), Kind: kind, Device: strings.TrimSpace(string(device))})
+			return nil
+		})
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return nil, fmt.Errorf("character devices of %s: %w", f, err)
 		}
 	}
 	slices.SortFunc(list, func(a, b CharDevice) int {
