@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/signal"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -35,6 +36,7 @@ func main() {
 	// A runtime that dies in the middle must not kill us at the next write: a
 	// device would stay on its way.
 	signal.Ignore(unix.SIGPIPE)
+	time.Local = time.UTC // the log's, for which a time zone would be read at each start
 	p := plugin.Plugin{
 		Node: attachment.DefaultNode(), Version: version,
 		Getenv: os.Getenv, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,

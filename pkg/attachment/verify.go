@@ -1,6 +1,7 @@
 package attachment
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -14,7 +15,7 @@ import (
 
 // seen is what an attachment looks like from inside the pod.
 type seen struct {
-	chars   [][]string // of each device, as sysfs of the host lists them
+	chars   [][]string // of each device
 	netdevs []string   // of the devices' ports, those in the pod
 	roce    bool       // one of the devices speaks RoCE
 }
@@ -23,47 +24,46 @@ type seen struct {
 // *MismatchError if that is not what its record says.
 func (s *session) inspect(pod *rdma.Namespace, f sysfs.Function, r *state.Record) (seen, error) {
 	var in seen
-	var others []rdma.Device
-	chars, err := f.CharDevices()
-	if err != nil {
-		return in, err
-	}
-	err = pod.Do(func(conn *rdma.Conn) (err error) {
+	var devices []rdma.Device
+	err := pod.Do(func(conn *rdma.Conn) (err error) {
+		if devices, err = conn.Devices(); err != nil {
+			return err
+		}
 		for i := range r.Devices {
-			if err := in.look(conn, f, chars, r, &r.Devices[i]); err != nil {
+			if err := in.look(conn, f, devices, r, &r.Devices[i]); err != nil {
 				return err
 			}
 		}
-		others, err = conn.Devices()
-		return err
+		return nil
 	})
 	if err != nil {
 		return in, err
 	}
-	others = slices.DeleteFunc(others, func(d rdma.Device) bool {
+	return in, s.refuseForeign(pod, r, slices.DeleteFunc(devices, func(d rdma.Device) bool {
 		return slices.ContainsFunc(r.Devices, func(own state.Device) bool { return own.Index == d.Index })
-	})
-	if err := s.refuseForeign(pod, r, others); err != nil {
-		return in, err
-	}
-	for _, d := range r.Devices {
-		in.chars = append(in.chars, charNames(chars, d.NameInPod))
-	}
-	return in, nil
+	}))
 }
 
-// look looks at one device.
-func (in *seen) look(conn *rdma.Conn, f sysfs.Function, chars []sysfs.CharDevice, r *state.Record, d *state.Device) error {
-	device, err := conn.Device(d.Index)
-	if errors.Is(err, rdma.ErrDeviceNotFound) {
+// look looks at one device. devices are those of the pod as far as a dump shows
+// them; one that it does not show is asked for.
+func (in *seen) look(conn *rdma.Conn, f sysfs.Function, devices []rdma.Device, r *state.Record, d *state.Device) (err error) {
+	var device rdma.Device
+	if i := slices.IndexFunc(devices, func(there rdma.Device) bool { return there.Index == d.Index }); i >= 0 {
+		device = devices[i]
+	} else if device, err = conn.Device(d.Index); errors.Is(err, rdma.ErrDeviceNotFound) {
 		return mismatch("RDMA device %s of %s is not in the pod's network namespace %s", d.NameInPod, f, r.Netns.Path)
+	} else if err != nil {
+		return err
 	}
+	uverbs, err := sameDevice(conn, f, d, device)
 	if err != nil {
 		return err
 	}
-	if err := sameDevice(conn, f, chars, d, device); err != nil {
+	chars, err := portNodes(conn, d, device)
+	if err != nil {
 		return err
 	}
+	in.chars = append(in.chars, append([]string{uverbs}, chars...))
 	in.roce = in.roce || device.Protocol == "roce"
 	for port := uint32(1); port <= device.Ports; port++ {
 		p, err := conn.Port(device.Index, port)
@@ -77,20 +77,56 @@ func (in *seen) look(conn *rdma.Conn, f sysfs.Function, chars []sysfs.CharDevice
 	return nil
 }
 
-// sameDevice compares the device that has the recorded index with the record.
-func sameDevice(conn *rdma.Conn, f sysfs.Function, chars []sysfs.CharDevice, d *state.Device, device rdma.Device) error {
-	switch owned, err := owns(conn, chars, device.Index); {
+// sameDevice compares the device that has the recorded index with the record,
+// and gives its verbs node.
+func sameDevice(conn *rdma.Conn, f sysfs.Function, d *state.Device, device rdma.Device) (uverbs string, err error) {
+	uverbs, err = conn.Uverbs(device.Index)
+	if errors.Is(err, rdma.ErrDeviceNotFound) {
+		return "", mismatch("RDMA device %s of %s is in the pod, but its verbs node was not made; the kernel log may say why", device.Name, f)
+	}
+	if err != nil {
+		return "", err
+	}
+	owned, err := f.HasVerbsNode(uverbs)
+	switch {
 	case err != nil:
-		return err
-	case owned == nil:
-		return mismatch("RDMA device %s of %s is in the pod, but its verbs node was not made; the kernel log may say why", device.Name, f)
-	case !*owned || device.NodeGUID != d.NodeGUID:
-		return mismatch("the device with the index of %s (%d) in the pod is another one: %s, node GUID %s instead of %s",
+		return "", err
+	case !owned || device.NodeGUID != d.NodeGUID:
+		return "", mismatch("the device with the index of %s (%d) in the pod is another one: %s, node GUID %s instead of %s",
 			d.NameInPod, d.Index, device.Name, device.NodeGUID, d.NodeGUID)
 	case device.Name != d.NameInPod:
-		return mismatch("RDMA device %s of %s is called %s in the pod", d.NameInPod, f, device.Name)
+		return "", mismatch("RDMA device %s of %s is called %s in the pod", d.NameInPod, f, device.Name)
 	}
-	return nil
+	return uverbs, nil
+}
+
+// portNodes lists the nodes of the device's ports, of the kinds that it had at
+// home, in the order of sysfs.CharDevices. Netlink tells them in a third of the
+// time that sysfs takes, whose entries are new after a move.
+func portNodes(conn *rdma.Conn, d *state.Device, device rdma.Device) ([]string, error) {
+	var nodes []string
+	for _, kind := range []sysfs.Kind{sysfs.Umad, sysfs.Issm} {
+		if !slices.ContainsFunc(d.CharDevices, func(name string) bool { return strings.HasPrefix(name, string(kind)) }) {
+			continue
+		}
+		first := len(nodes)
+		for port := uint32(1); port <= device.Ports; port++ {
+			node, err := conn.PortNode(device.Index, port, string(kind))
+			if errors.Is(err, rdma.ErrDeviceNotFound) {
+				continue
+			}
+			if err != nil {
+				return nil, err
+			}
+			nodes = append(nodes, node)
+		}
+		slices.SortFunc(nodes[first:], byNumber)
+	}
+	return nodes, nil
+}
+
+func byNumber(a, b string) int {
+	return cmp.Or(cmp.Compare(len(a), len(b)), strings.Compare(a, b))
 }
 
 // refuseForeign makes sure that the pod has no RDMA device that was not

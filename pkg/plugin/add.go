@@ -28,7 +28,7 @@ func (p *Plugin) attach(op operation) (*attachment.Report, error) {
 	}
 	req := op.request()
 	if i := prev.interfaceOf(op.call.ifName); i != nil {
-		req.MAC = i.Mac
+		req.MAC = i.mac
 	}
 	req.Addresses = prev.addressesOf(op.call.ifName)
 	report, err := p.Node.Attach(within(addTimeout), req)

@@ -2,7 +2,7 @@ package plugin
 
 import (
 	"context"
-	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -26,7 +26,7 @@ type call struct {
 	netns       string
 	ifName      string
 	args        string // CNI_ARGS
-	stdin       []byte
+	keys        object // the network configuration
 }
 
 // verb is a command of the CNI specification.
@@ -123,9 +123,12 @@ func (p *Plugin) readCall(command string, needs []string) (call, error) {
 	case slices.Contains(needs, "CNI_IFNAME") && !validInterface(c.ifName):
 		return c, badEnvironment("CNI_IFNAME is %q, which cannot be an interface name: at most 15 characters, without / : and blanks", c.ifName)
 	}
-	var err error
-	if c.stdin, err = io.ReadAll(p.Stdin); err != nil {
+	stdin, err := io.ReadAll(p.Stdin)
+	if err != nil {
 		return c, types.NewError(types.ErrIOFailure, fmt.Sprintf("rdma plugin: read the network configuration from stdin: %v", err), "")
+	}
+	if c.keys, err = decode(stdin); err != nil {
+		return c, types.NewError(types.ErrDecodingFailure, "rdma plugin: "+err.Error(), "")
 	}
 	return c, nil
 }
@@ -133,30 +136,27 @@ func (p *Plugin) readCall(command string, needs []string) (call, error) {
 // checkConfig makes sure of what every configuration must have: a name, and a
 // version of the specification that has the verb.
 func (p *Plugin) checkConfig(c call, since string) error {
-	var head struct {
-		CNIVersion string `json:"cniVersion"`
-		Name       string `json:"name"`
+	cniVersion, name := unversioned, ""
+	if err := errors.Join(c.keys.text("cniVersion", &cniVersion), c.keys.text("name", &name)); err != nil {
+		return types.NewError(types.ErrDecodingFailure, oneLine("rdma plugin: "+err.Error()), "")
 	}
-	if err := json.Unmarshal(c.stdin, &head); err != nil {
-		return types.NewError(types.ErrDecodingFailure, fmt.Sprintf("rdma plugin: the network configuration cannot be decoded: %v", err), "")
+	if cniVersion == "" {
+		cniVersion = unversioned
 	}
-	if head.CNIVersion == "" {
-		head.CNIVersion = unversioned
-	}
-	p.cniVersion = head.CNIVersion
-	if !validName(head.Name) {
+	p.cniVersion = cniVersion
+	if !validName(name) {
 		return types.NewError(types.ErrInvalidNetworkConfig,
-			fmt.Sprintf("rdma plugin: the network's name is %q; it must be there, and may contain letters, digits and, after the first, also . _ -", head.Name), "")
+			fmt.Sprintf("rdma plugin: the network's name is %q; it must be there, and may contain letters, digits and, after the first, also . _ -", name), "")
 	}
 	supported := version.All.SupportedVersions()
-	at := slices.Index(supported, head.CNIVersion)
+	at := slices.Index(supported, cniVersion)
 	if at < 0 {
 		return types.NewError(types.ErrIncompatibleCNIVersion, fmt.Sprintf("rdma plugin: the network configuration is of CNI version %q, which is none of %s",
-			head.CNIVersion, strings.Join(supported, ", ")), "")
+			cniVersion, strings.Join(supported, ", ")), "")
 	}
 	if at < slices.Index(supported, since) {
 		return types.NewError(types.ErrIncompatibleCNIVersion, fmt.Sprintf("rdma plugin: CNI version %s, of which the network configuration is, has no %s; %s is the first that has",
-			head.CNIVersion, c.command, since), "")
+			cniVersion, c.command, since), "")
 	}
 	return nil
 }

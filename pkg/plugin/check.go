@@ -25,7 +25,7 @@ func (p *Plugin) verify(op operation) (*attachment.Report, error) {
 	if prev == nil {
 		return nil, errNoPrevResult
 	}
-	if i := prev.interfaceOf(op.call.ifName); i == nil || i.Sandbox != op.call.netns {
+	if i := prev.interfaceOf(op.call.ifName); i == nil || i.sandbox != op.call.netns {
 		return nil, types.NewError(types.ErrInvalidNetworkConfig,
 			fmt.Sprintf("rdma plugin: prevResult names no interface %s in the network namespace %s", op.call.ifName, op.call.netns), "")
 	}

@@ -37,16 +37,20 @@ const (
 	keyValidLegacy = "cni.dev/attachments"
 )
 
+// decode reads the JSON object on stdin.
+func decode(stdin []byte) (keys object, err error) {
+	if err := json.Unmarshal(stdin, &keys); err != nil {
+		return nil, fmt.Errorf("the network configuration is not a JSON object: %w", err)
+	}
+	return keys, nil
+}
+
 // parseConfig reads a network configuration. Wrong types are errors that name
 // key and value; under args.cni, where the author of a pod can write, only those
-// of keys that ask for something. It does no IO. With an error it returns what it could read, which is enough for
-// the verbs that have to work all the same.
-func parseConfig(stdin []byte) (config, error) {
+// of keys that ask for something. It does no IO. With an error it returns what
+// it could read, which is enough for the verbs that have to work all the same.
+func parseConfig(keys object) (config, error) {
 	c := config{cniVersion: unversioned, logLevel: slog.LevelInfo}
-	var keys object
-	if err := json.Unmarshal(stdin, &keys); err != nil {
-		return c, fmt.Errorf("the network configuration is not a JSON object: %w", err)
-	}
 	if isDebug(keys["args"]) {
 		c.logLevel = slog.LevelDebug
 	}
@@ -157,6 +161,26 @@ func (o object) object(key string, into *object) error {
 	}
 	if into != nil {
 		*into = value
+	}
+	return nil
+}
+
+// objects decodes a list of objects, none of which may be null.
+func (o object) objects(key string, each func(object) error) error {
+	if isNull(o[key]) {
+		return nil
+	}
+	var list []object
+	if err := json.Unmarshal(o[key], &list); err != nil {
+		return wrongType(key, "a list of objects", o[key])
+	}
+	for _, element := range list {
+		if element == nil {
+			return errNullInResult
+		}
+		if err := each(element); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -16,7 +16,7 @@ import (
 
 func parsed(text string) config {
 	GinkgoHelper()
-	c, err := parseConfig([]byte(text))
+	c, err := parse([]byte(text))
 	Expect(err).NotTo(HaveOccurred())
 	return c
 }
@@ -37,9 +37,8 @@ var _ = Describe("the network configuration", func() {
 	})
 
 	DescribeTable("has to be one JSON object", func(text string) {
-		c, err := parseConfig([]byte(text))
+		_, err := decode([]byte(text))
 		Expect(err).To(MatchError(ContainSubstring("not a JSON object")))
-		Expect(c).To(Equal(defaults))
 	},
 		Entry("nothing", ""),
 		Entry("blanks", " \n"),
@@ -62,7 +61,7 @@ var _ = Describe("the network configuration", func() {
 	for key, values := range wrong {
 		for _, value := range values {
 			It(fmt.Sprintf("names the key %s when its value is %s", key, value), func() {
-				_, err := parseConfig(fmt.Appendf(nil, `{"x":1,%q:%s}`, key, value))
+				_, err := parse(fmt.Appendf(nil, `{"x":1,%q:%s}`, key, value))
 				Expect(err).To(MatchError(And(ContainSubstring("key "+key+" must be a"), ContainSubstring("not "+value))))
 			})
 		}
@@ -75,22 +74,22 @@ var _ = Describe("the network configuration", func() {
 	}
 
 	It("names the key inside runtimeConfig", func() {
-		_, err := parseConfig([]byte(`{"runtimeConfig":{"deviceID":5}}`))
+		_, err := parse([]byte(`{"runtimeConfig":{"deviceID":5}}`))
 		Expect(err).To(MatchError("runtimeConfig.deviceID: key deviceID must be a string, not 5"))
-		_, err = parseConfig([]byte(`{"runtimeConfig":{"CNIDeviceInfoFile":5}}`))
+		_, err = parse([]byte(`{"runtimeConfig":{"CNIDeviceInfoFile":5}}`))
 		Expect(err).To(MatchError("under runtimeConfig: key CNIDeviceInfoFile must be a string, not 5"))
 		Expect(parsed(`{"runtimeConfig":{"deviceID":null,"ips":5}}`)).To(Equal(defaults))
 	})
 
 	It("names all that is wrong, and gives what is right", func() {
-		c, err := parseConfig([]byte(`{"name":"roce","cniVersion":"1.0.0","logLevel":5,"deviceID":[],"prevResult":"x"}`))
+		c, err := parse([]byte(`{"name":"roce","cniVersion":"1.0.0","logLevel":5,"deviceID":[],"prevResult":"x"}`))
 		Expect(err).To(MatchError(And(ContainSubstring("logLevel"), ContainSubstring("deviceID"), ContainSubstring("prevResult"))))
 		Expect(c.name).To(Equal("roce"), "DEL works with it all the same")
 		Expect(c.cniVersion).To(Equal("1.0.0"))
 	})
 
 	It("does not repeat a huge wrong value", func() {
-		_, err := parseConfig([]byte(`{"name":[` + strings.Repeat("1,", 1<<20) + `1]}`))
+		_, err := parse([]byte(`{"name":[` + strings.Repeat("1,", 1<<20) + `1]}`))
 		Expect(err).To(MatchError(ContainSubstring("key name")))
 		Expect(len(err.Error())).To(BeNumerically("<", 300))
 	})
@@ -115,7 +114,7 @@ var _ = Describe("the network configuration", func() {
 	)
 
 	DescribeTable("refuses two that differ, naming both", func(text, a, b string) {
-		_, err := parseConfig([]byte(text))
+		_, err := parse([]byte(text))
 		Expect(err).To(MatchError(And(ContainSubstring("different devices"), ContainSubstring(a), ContainSubstring(b))))
 	},
 		Entry("deviceID and pciBusID", `{"deviceID":"0000:3b:00.2","pciBusID":"0000:3b:00.3"}`, `deviceID ("0000:3b:00.2")`, `pciBusID ("0000:3b:00.3")`),
@@ -133,7 +132,7 @@ var _ = Describe("the network configuration", func() {
 			if inner, ok := strings.CutPrefix(key, "runtimeConfig."); ok {
 				text = fmt.Sprintf(`{"runtimeConfig":{%q:%s}}`, inner, quoted)
 			}
-			c, err := parseConfig([]byte(text))
+			c, err := parse([]byte(text))
 			Expect(err).To(MatchError(ContainSubstring("key " + key + ":")))
 			Expect(c.function).To(BeEmpty())
 		},
@@ -318,7 +317,24 @@ var _ = Describe("prevResult", func() {
 			{"name":"net1","mac":"02:00:00:00:00:02","sandbox":"/run/netns/blue"},{"name":"net2","sandbox":"/run/netns/blue"}]}}`)
 		prev, err := c.previous()
 		Expect(err).NotTo(HaveOccurred())
-		Expect(prev.interfaceOf("net1").Mac).To(Equal("02:00:00:00:00:02"))
+		Expect(prev.interfaceOf("net1").mac).To(Equal("02:00:00:00:00:02"))
 		Expect(prev.interfaceOf("net3")).To(BeNil())
 	})
 })
+
+// parse is what a verb makes of stdin.
+func parse(stdin []byte) (config, error) {
+	keys, err := decode(stdin)
+	if err != nil {
+		return config{}, err
+	}
+	return parseConfig(keys)
+}
+
+// keysOf decodes a configuration that must be an object.
+func keysOf(stdin []byte) object {
+	GinkgoHelper()
+	keys, err := decode(stdin)
+	Expect(err).NotTo(HaveOccurred())
+	return keys
+}

@@ -28,7 +28,7 @@ func FuzzConfig(f *testing.F) {
 	f.Add([]byte(`null`))
 	f.Add([]byte(``))
 	f.Fuzz(func(t *testing.T, stdin []byte) {
-		c, err := parseConfig(stdin)
+		c, err := parse(stdin)
 		if c.function != "" && filepath.Dir(filepath.Join("/x", c.function)) != "/x" {
 			t.Fatalf("%q leads away", c.function)
 		}

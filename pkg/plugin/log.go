@@ -53,7 +53,7 @@ func (p *Plugin) log(op operation, report *attachment.Report, err error) {
 			names = append(names, d.NameInPod)
 			before, after = append(before, d.CharDevices...), append(after, d.CharDevicesInPod...)
 		}
-		details = append(details, "device", report.Function, "rdmaDevice", strings.Join(names, ","), "before", before, "after", after)
+		details = append(details, "device", report.Function, "rdmaDevice", strings.Join(names, ","), "before", strings.Join(before, ","), "after", strings.Join(after, ","))
 	}
 	details = append(details, "durationMs", time.Since(op.begin).Milliseconds())
 	level := slog.LevelInfo

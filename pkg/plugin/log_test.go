@@ -74,7 +74,7 @@ var _ = Describe("the log", func() {
 		Expect(all[0]).To(Equal(map[string]any{
 			"level": "INFO", "msg": "ADD", "plugin": "rdma", "version": "v1", "command": "ADD", "network": "roce", "containerID": "c1",
 			"ifname": "net1", "netns": "/run/netns/blue", "pod": "ns/pod", "traceparent": "00-1-2-01",
-			"device": "0000:3b:00.2", "rdmaDevice": "mlx5_3", "before": []any{"uverbs3"}, "after": []any{"uverbs4"},
+			"device": "0000:3b:00.2", "rdmaDevice": "mlx5_3", "before": "uverbs3", "after": "uverbs4",
 		}))
 	})
 

@@ -72,7 +72,7 @@ func (p *Plugin) fail(e *types.Error) int {
 
 // begin reads the configuration for a verb.
 func (p *Plugin) begin(c call) (operation, error) {
-	conf, err := parseConfig(c.stdin)
+	conf, err := parseConfig(c.keys)
 	p.cniVersion = conf.cniVersion
 	return operation{call: c, conf: conf, begin: time.Now()}, err
 }

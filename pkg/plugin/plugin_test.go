@@ -41,7 +41,7 @@ var _ = Describe("the plugin", func() {
 			},
 			Stdout: stdout, Stderr: stderr, Getenv: func(string) string { return "" },
 		}
-		args = call{containerID: "c1", ifName: "net1", netns: "/nonexistent", stdin: []byte(`{"cniVersion":"1.1.0","name":"roce"}`)}
+		args = call{containerID: "c1", ifName: "net1", netns: "/nonexistent", keys: keysOf([]byte(`{"cniVersion":"1.1.0","name":"roce"}`))}
 	})
 
 	codeOf := func(err error) uint {
@@ -60,7 +60,7 @@ var _ = Describe("the plugin", func() {
 	It("refuses a CHECK without a prevResult, or with one of another interface or namespace", func() {
 		Expect(codeOf(p.check(args))).To(Equal(types.ErrInvalidNetworkConfig))
 		for _, i := range []string{`{"name":"net2","sandbox":"/nonexistent"}`, `{"name":"net1","sandbox":"/other"}`, `{"name":"net1"}`} {
-			args.stdin = []byte(`{"cniVersion":"1.1.0","name":"roce","prevResult":{"cniVersion":"1.1.0","interfaces":[` + i + `]}}`)
+			args.keys = keysOf([]byte(`{"cniVersion":"1.1.0","name":"roce","prevResult":{"cniVersion":"1.1.0","interfaces":[` + i + `]}}`))
 			err := p.check(args)
 			Expect(codeOf(err)).To(Equal(types.ErrInvalidNetworkConfig))
 			Expect(err).To(MatchError(ContainSubstring("no interface net1")))
@@ -68,7 +68,7 @@ var _ = Describe("the plugin", func() {
 	})
 
 	DescribeTable("answers a bad configuration with one that names the key", func(verb func(*Plugin) func(call) error, want uint) {
-		args.stdin = []byte(`{"cniVersion":"1.1.0","name":"roce","deviceID":5,"logFile":[]}`)
+		args.keys = keysOf([]byte(`{"cniVersion":"1.1.0","name":"roce","deviceID":5,"logFile":[]}`))
 		err := verb(p)(args)
 		Expect(codeOf(err)).To(Equal(want))
 		Expect(err).To(MatchError(And(ContainSubstring("key deviceID must be a string, not 5"), ContainSubstring("key logFile"), Not(ContainSubstring("\n")))))
@@ -81,7 +81,7 @@ var _ = Describe("the plugin", func() {
 	)
 
 	It("has nothing to do for a DEL without record, whatever the configuration, and says what was wrong with that", func() {
-		args.stdin = []byte(`{"cniVersion":"1.1.0","name":"roce","deviceID":5,"prevResult":"garbage"}`)
+		args.keys = keysOf([]byte(`{"cniVersion":"1.1.0","name":"roce","deviceID":5,"prevResult":"garbage"}`))
 		Expect(p.del(args)).To(Succeed())
 		Expect(stdout.String()).To(BeEmpty())
 		Expect(stderr.String()).To(ContainSubstring("key deviceID must be a string, not 5"))
@@ -98,7 +98,7 @@ var _ = Describe("the plugin", func() {
 		}
 		Expect(p.Node.State.Save(r)).To(Succeed())
 
-		Expect(p.gc(call{stdin: args.stdin})).To(Succeed())
+		Expect(p.gc(call{keys: args.keys})).To(Succeed())
 		Expect(p.Node.State.Names()).To(HaveLen(1))
 		Expect(stderr.String()).To(ContainSubstring(keyValid))
 
@@ -108,12 +108,12 @@ var _ = Describe("the plugin", func() {
 			`{"cniVersion":"1.1.0","name":"other","cni.dev/valid-attachments":[]}`,
 			`{"cniVersion":"1.1.0","name":"other","cni.dev/valid-attachments":null}`,
 		} {
-			Expect(p.gc(call{stdin: []byte(stdin)})).To(Succeed())
+			Expect(p.gc(call{keys: keysOf([]byte(stdin))})).To(Succeed())
 			Expect(p.Node.State.Names()).To(HaveLen(1), stdin)
 		}
 
 		By("but what is over: the function of this record does not exist")
-		Expect(p.gc(call{stdin: []byte(`{"cniVersion":"1.1.0","name":"roce","cni.dev/valid-attachments":null}`)})).To(Succeed())
+		Expect(p.gc(call{keys: keysOf([]byte(`{"cniVersion":"1.1.0","name":"roce","cni.dev/valid-attachments":null}`))})).To(Succeed())
 		Expect(p.Node.State.Names()).To(BeEmpty())
 		Expect(stdout.String()).To(BeEmpty())
 	})

@@ -15,18 +15,16 @@ import (
 
 // previous is what the plugin looks at in a prevResult.
 type previous struct {
-	Interfaces []*netInterface
-	IPs        []*ipConfig
-
-	// answer is prevResult as ADD has to give it back.
-	answer []byte
+	interfaces []netInterface
+	ips        []ipConfig
+	answer     []byte // prevResult as ADD has to give it back
 }
 
-type netInterface struct{ Name, Mac, Sandbox string }
+type netInterface struct{ name, mac, sandbox string }
 
 type ipConfig struct {
-	Interface *int
-	Address   netip.Prefix
+	netIf   int // its place among the interfaces, -1 if it names none
+	address netip.Prefix
 }
 
 // previous decodes prevResult, nil if there is none.
@@ -38,27 +36,54 @@ func (c *config) previous() (*previous, error) {
 	if c.prevResult == nil {
 		return nil, nil
 	}
-	var own struct {
-		CNIVersion string
-		previous
-	}
-	err := json.Unmarshal(c.prevResult, &own)
-	if err != nil || own.CNIVersion != c.cniVersion || c.cniVersion < "0.3.0" { // before that it named no interfaces
+	var keys object
+	var cniVersion string
+	if err := json.Unmarshal(c.prevResult, &keys); err != nil || keys.text("cniVersion", &cniVersion) != nil ||
+		cniVersion != c.cniVersion || cniVersion < "0.3.0" { // before that it named no interfaces
 		return c.convertPrevious()
 	}
-	if slices.Contains(own.Interfaces, nil) || slices.Contains(own.IPs, nil) {
-		return nil, errNullInResult
-	}
+	p := &previous{}
 	var out bytes.Buffer
-	if err := json.Compact(&out, c.prevResult); err != nil {
+	err := errors.Join(p.readInterfaces(keys), p.readIPs(keys), json.Compact(&out, c.prevResult))
+	if err != nil {
 		return nil, fmt.Errorf("key prevResult: %w", err)
 	}
 	out.WriteByte('\n')
-	own.answer = out.Bytes()
-	return &own.previous, nil
+	p.answer = out.Bytes()
+	return p, nil
 }
 
-var errNullInResult = errors.New("key prevResult: one of its interfaces, ips or routes is null")
+func (p *previous) readInterfaces(keys object) error {
+	const key = "interfaces"
+	return keys.objects(key, func(o object) error {
+		var i netInterface
+		err := errors.Join(o.text("name", &i.name), o.text("mac", &i.mac), o.text("sandbox", &i.sandbox))
+		p.interfaces = append(p.interfaces, i)
+		return prefixed(key+".", err)
+	})
+}
+
+func (p *previous) readIPs(keys object) error {
+	const key = "ips"
+	return keys.objects(key, func(o object) error {
+		ip := ipConfig{netIf: -1}
+		var address string
+		if err := o.text("address", &address); err != nil {
+			return prefixed(key+".", err)
+		}
+		var err error
+		if ip.address, err = netip.ParsePrefix(address); err != nil {
+			return prefixed(key+".", wrongType("address", "an IP address with its prefix length", o["address"]))
+		}
+		if !isNull(o["interface"]) && json.Unmarshal(o["interface"], &ip.netIf) != nil {
+			return prefixed(key+".", wrongType("interface", "a whole number", o["interface"]))
+		}
+		p.ips = append(p.ips, ip)
+		return nil
+	})
+}
+
+var errNullInResult = errors.New("one of its interfaces, ips or routes is null")
 
 // convertPrevious decodes a prevResult of another version than the
 // configuration's with the library, or says what is wrong with it.
@@ -68,7 +93,7 @@ func (c *config) convertPrevious() (*previous, error) {
 	var lists struct{ Interfaces, IPs, Routes []*json.RawMessage }
 	_ = json.Unmarshal(c.prevResult, &lists)
 	if slices.Contains(slices.Concat(lists.Interfaces, lists.IPs, lists.Routes), nil) {
-		return nil, errNullInResult
+		return nil, fmt.Errorf("key prevResult: %w", errNullInResult)
 	}
 	conf := types.PluginConf{CNIVersion: c.cniVersion}
 	if err := json.Unmarshal(c.prevResult, &conf.RawPrevResult); err != nil {
@@ -86,12 +111,17 @@ func (c *config) convertPrevious() (*previous, error) {
 		return nil, err
 	}
 	for _, i := range r.Interfaces {
-		p.Interfaces = append(p.Interfaces, &netInterface{Name: i.Name, Mac: i.Mac, Sandbox: i.Sandbox})
+		p.interfaces = append(p.interfaces, netInterface{name: i.Name, mac: i.Mac, sandbox: i.Sandbox})
 	}
-	for _, ip := range r.IPs {
-		address, _ := netip.AddrFromSlice(ip.Address.IP)
-		ones, _ := ip.Address.Mask.Size()
-		p.IPs = append(p.IPs, &ipConfig{Interface: ip.Interface, Address: netip.PrefixFrom(address.Unmap(), ones)})
+	for _, from := range r.IPs {
+		ip := ipConfig{netIf: -1}
+		if from.Interface != nil {
+			ip.netIf = *from.Interface
+		}
+		address, _ := netip.AddrFromSlice(from.Address.IP)
+		ones, _ := from.Address.Mask.Size()
+		ip.address = netip.PrefixFrom(address, ones)
+		p.ips = append(p.ips, ip)
 	}
 	return p, nil
 }
@@ -123,9 +153,9 @@ func (c *config) answer(result types.Result) ([]byte, error) {
 // interfaceOf finds an interface in the pod, nil if the result names none such
 // (results before 0.3.0 name no interfaces).
 func (p *previous) interfaceOf(name string) *netInterface {
-	for _, i := range p.Interfaces {
-		if i.Name == name && i.Sandbox != "" {
-			return i
+	for i := range p.interfaces {
+		if p.interfaces[i].name == name && p.interfaces[i].sandbox != "" {
+			return &p.interfaces[i]
 		}
 	}
 	return nil
@@ -134,15 +164,12 @@ func (p *previous) interfaceOf(name string) *netInterface {
 // addressesOf lists the addresses that the result gives to an interface.
 func (p *previous) addressesOf(ifName string) []netip.Addr {
 	var addresses []netip.Addr
-	for _, ip := range p.IPs {
-		if ip.Interface != nil {
-			i := *ip.Interface
-			if i < 0 || i >= len(p.Interfaces) || p.Interfaces[i].Name != ifName {
-				continue
-			}
+	for _, ip := range p.ips {
+		if ip.netIf != -1 && (ip.netIf < 0 || ip.netIf >= len(p.interfaces) || p.interfaces[ip.netIf].name != ifName) {
+			continue
 		}
-		if ip.Address.IsValid() {
-			addresses = append(addresses, ip.Address.Addr().Unmap())
+		if ip.address.IsValid() {
+			addresses = append(addresses, ip.address.Addr().Unmap())
 		}
 	}
 	return addresses

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/Mellanox/rdmamap"
+	"golang.org/x/sys/unix"
 )
 
 // Bus is the kernel bus of a function.
@@ -136,6 +137,19 @@ func (f Function) CharDevices() ([]CharDevice, error) {
 		return a.Number() - b.Number()
 	})
 	return list, nil
+}
+
+// HasVerbsNode tells whether one of the function's RDMA devices, in whichever
+// namespace, has the verbs node of that name.
+func (f Function) HasVerbsNode(name string) (bool, error) {
+	err := unix.Access(f.path("infiniband_verbs", name), unix.F_OK)
+	if errors.Is(err, unix.ENOENT) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("verbs node %s of %s: %w", name, f, os.NewSyscallError("access", err))
+	}
+	return true, nil
 }
 
 // Number is that in the name, e.g. 3 of uverbs3.
