@@ -34,6 +34,10 @@ func (n *Node) Attach(ctx context.Context, req Request) (report *Report, err err
 		return a.report, err
 	}
 	a.report.Function = a.function.Address
+	if a.inPod, err = a.pod.Open(); err != nil {
+		return a.report, err
+	}
+	defer func() { _ = a.inPod.Close() }()
 	return a.report, a.run(ctx)
 }
 
@@ -42,6 +46,7 @@ type attach struct {
 	*session
 	req      Request
 	pod      *rdma.Namespace
+	inPod    *rdma.Conn // to look at the pod's devices
 	function sysfs.Function
 	report   *Report
 }
@@ -49,7 +54,9 @@ type attach struct {
 // run tries under the lock, and if the device is not at home waits without the
 // lock for the kernel to bring it, then tries once more.
 func (a *attach) run(ctx context.Context) error {
-	err := a.underLock(ctx, a.locked)
+	// What can be found out without the lock is: others wait for it.
+	before, _ := a.look()
+	err := a.underLock(ctx, func(ctx context.Context) error { return a.locked(ctx, before) })
 	wait := time.Duration(0)
 	switch {
 	case errors.Is(err, sysfs.ErrElsewhere):
@@ -63,7 +70,7 @@ func (a *attach) run(ctx context.Context) error {
 			_, err := a.devicesAtHome(nil)
 			return !errors.Is(err, sysfs.ErrElsewhere) && !errors.Is(err, sysfs.ErrNoRDMADevice), nil
 		})
-		err = errors.Join(waitErr, a.underLock(ctx, a.locked))
+		err = errors.Join(waitErr, a.underLock(ctx, func(ctx context.Context) error { return a.locked(ctx, nil) }))
 	}
 	switch {
 	case errors.Is(err, sysfs.ErrElsewhere):
@@ -82,8 +89,9 @@ func (a *attach) underLock(ctx context.Context, fn func(ctx context.Context) err
 	})
 }
 
-// locked does the work while the node lock is held.
-func (a *attach) locked(ctx context.Context) error {
+// locked does the work while the node lock is held. before is what was seen of
+// the function without it, nil if nothing.
+func (a *attach) locked(ctx context.Context, before *sight) error {
 	names, err := a.State.Names()
 	if err != nil {
 		return err
@@ -91,14 +99,14 @@ func (a *attach) locked(ctx context.Context) error {
 	if done, err := a.resume(ctx, names); err != nil || done {
 		return err
 	}
-	devices, chars, err := a.complete(ctx)
+	seen, err := a.complete(ctx, before)
 	if err != nil {
 		return a.refuseIfOwned(names, err)
 	}
-	if err := a.dropStaleClaims(names, devices, chars); err != nil {
+	if err := a.dropStaleClaims(names, seen); err != nil {
 		return a.refuseIfOwned(names, err)
 	}
-	record, err := a.plan(devices, chars)
+	record, err := a.plan(seen)
 	if err != nil {
 		return err
 	}
@@ -164,45 +172,96 @@ func (a *attach) deviceByName(name string, chars []sysfs.CharDevice) (rdma.Devic
 	return a.conn.DeviceByName(name)
 }
 
-// complete gives the devices at home together with the function's character
-// devices. For those of a device that has come home just now it waits, bounded:
-// the kernel makes them last. A device whose return failed half-way has none
-// before its next move.
-func (a *attach) complete(ctx context.Context) (devices []rdma.Device, chars []sysfs.CharDevice, err error) {
-	_, err = poll(ctx, settleWait, func() (bool, error) {
-		if chars, err = a.function.CharDevices(); err != nil {
-			return false, err
+// sight is what is at home of a function: its RDMA devices, each with its verbs
+// node, and its character devices.
+type sight struct {
+	devices []rdma.Device
+	chars   []sysfs.CharDevice
+}
+
+// look looks once. It gives nil for a device that has come home just now, whose
+// nodes the kernel makes last, and for one whose return failed half-way: that
+// has none before its next move.
+func (a *attach) look() (*sight, error) {
+	chars, err := a.function.CharDevices()
+	if err != nil {
+		return nil, err
+	}
+	devices, err := a.devicesAtHome(chars)
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range devices {
+		if !slices.ContainsFunc(chars, func(c sysfs.CharDevice) bool { return c.Kind == sysfs.Uverbs && c.Device == d.Name }) {
+			return nil, nil
 		}
-		if devices, err = a.devicesAtHome(chars); err != nil {
-			return false, err
+	}
+	return &sight{devices, chars}, nil
+}
+
+// still tells whether the devices are at home as they were seen. A move gives a
+// device new nodes, so one that has been away meanwhile shows by its verbs node
+// unless that got its old number, and then nothing has changed.
+func (a *attach) still(seen *sight) bool {
+	for _, d := range seen.devices {
+		now, err := a.conn.Device(d.Index)
+		if err != nil || now != d {
+			return false
 		}
-		for _, d := range devices {
-			if !slices.ContainsFunc(chars, func(c sysfs.CharDevice) bool { return c.Kind == sysfs.Uverbs && c.Device == d.Name }) {
-				return false, nil
-			}
+		uverbs, err := a.conn.Uverbs(d.Index)
+		if err != nil || !slices.Contains(seen.chars, sysfs.CharDevice{Name: uverbs, Kind: sysfs.Uverbs, Device: d.Name}) {
+			return false
 		}
-		return true, nil
+	}
+	return true
+}
+
+// complete gives what is at home once that is complete, bounded.
+func (a *attach) complete(ctx context.Context, before *sight) (*sight, error) {
+	if before != nil && a.still(before) {
+		return before, nil
+	}
+	var seen *sight
+	_, err := poll(ctx, settleWait, func() (done bool, err error) {
+		seen, err = a.look()
+		return seen != nil, err
 	})
-	return devices, chars, err
+	if err != nil {
+		return nil, err
+	}
+	if seen == nil {
+		return a.incomplete()
+	}
+	return seen, nil
+}
+
+// incomplete gives what is at home of a function whose device has no nodes.
+func (a *attach) incomplete() (seen *sight, err error) {
+	seen = &sight{}
+	if seen.chars, err = a.function.CharDevices(); err != nil {
+		return nil, err
+	}
+	seen.devices, err = a.devicesAtHome(seen.chars)
+	return seen, err
 }
 
 // plan makes the record of all that is going to be changed, and refuses what
 // cannot be. Nothing has been touched yet.
-func (a *attach) plan(devices []rdma.Device, chars []sysfs.CharDevice) (*state.Record, error) {
+func (a *attach) plan(seen *sight) (*state.Record, error) {
 	record := &state.Record{
 		Phase: state.Intended, Key: a.req.Key, Network: a.req.Network, Pod: a.req.Pod,
 		Netns: state.Netns{Path: a.req.Netns, ID: a.pod.ID()},
 		Bus:   a.function.Bus, Function: a.function.Address, Since: time.Now().UTC(),
 	}
-	for i, d := range devices {
+	for i, d := range seen.devices {
 		if err := a.refuseUnfit(d); err != nil {
 			return nil, err
 		}
-		name, err := a.req.nameInPod(a.function, d.Name, i, len(devices))
+		name, err := a.req.nameInPod(a.function, d.Name, i, len(seen.devices))
 		if err != nil {
 			return nil, err
 		}
-		planned := state.Device{Index: d.Index, Name: d.Name, NameInPod: name, NodeGUID: d.NodeGUID, CharDevices: charNames(chars, d.Name)}
+		planned := state.Device{Index: d.Index, Name: d.Name, NameInPod: name, NodeGUID: d.NodeGUID, CharDevices: charNames(seen.chars, d.Name)}
 		if err := a.planQoS(d, &planned); err != nil {
 			return nil, err
 		}
@@ -230,7 +289,7 @@ func (a *attach) refuseUnfit(d rdma.Device) error {
 
 // finish verifies the move from inside the pod and completes the record.
 func (a *attach) finish(r *state.Record) error {
-	in, err := a.inspect(a.pod, a.function, r)
+	in, err := a.inspect(a.inPod, a.pod, a.function, r)
 	if err != nil {
 		return err
 	}

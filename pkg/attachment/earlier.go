@@ -87,9 +87,9 @@ func (a *attach) otherRecords(names []state.Name) []*state.Record {
 // dropStaleClaims removes the records of other attachments on the function
 // whose devices are all at home: whatever they claimed has ended. One whose
 // device is not makes an error that wraps sysfs.ErrElsewhere. The names that
-// they had given are taken back, also from devices and chars, which is seen in
+// they had given are taken back, also from what was seen, for
 // what follows.
-func (a *attach) dropStaleClaims(names []state.Name, devices []rdma.Device, chars []sysfs.CharDevice) error {
+func (a *attach) dropStaleClaims(names []state.Name, seen *sight) error {
 	for _, name := range names {
 		if !a.isOthers(name) {
 			continue
@@ -97,7 +97,7 @@ func (a *attach) dropStaleClaims(names []state.Name, devices []rdma.Device, char
 		r, err := a.State.Load(name)
 		if err != nil {
 			a.report.warn("the device is at home, so this record is void: %v", err)
-		} else if err := a.endClaims(r, devices, chars); err != nil {
+		} else if err := a.endClaims(r, seen); err != nil {
 			return err
 		}
 		if err := a.State.Delete(name); err != nil {
@@ -108,7 +108,7 @@ func (a *attach) dropStaleClaims(names []state.Name, devices []rdma.Device, char
 }
 
 // endClaims puts back what a record of another attachment says was changed.
-func (a *attach) endClaims(r *state.Record, devices []rdma.Device, chars []sysfs.CharDevice) error {
+func (a *attach) endClaims(r *state.Record, seen *sight) error {
 	claims := claimsOf(r)
 	for _, c := range claims {
 		if p, _, err := a.where(a.function, c); err != nil || p == elsewhere {
@@ -117,18 +117,18 @@ func (a *attach) endClaims(r *state.Record, devices []rdma.Device, chars []sysfs
 	}
 	a.report.warn("the device is at home, so the record of %s is void", r.Owner())
 	for _, c := range claims {
-		i := slices.IndexFunc(devices, func(d rdma.Device) bool { return d.Index == c.device.Index && d.NodeGUID == c.device.NodeGUID })
+		i := slices.IndexFunc(seen.devices, func(d rdma.Device) bool { return d.Index == c.device.Index && d.NodeGUID == c.device.NodeGUID })
 		if i < 0 {
 			continue
 		}
 		var err error
-		before := devices[i].Name
-		if devices[i].Name, err = a.restore(a.function, devices[i], c, a.report); err != nil {
+		before := seen.devices[i].Name
+		if seen.devices[i].Name, err = a.restore(a.function, seen.devices[i], c, a.report); err != nil {
 			return err
 		}
-		for j := range chars { // they know their device by its name
-			if chars[j].Device == before {
-				chars[j].Device = devices[i].Name
+		for j := range seen.chars { // they know their device by its name
+			if seen.chars[j].Device == before {
+				seen.chars[j].Device = seen.devices[i].Name
 			}
 		}
 	}

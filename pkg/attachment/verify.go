@@ -20,24 +20,18 @@ type seen struct {
 	roce    bool       // one of the devices speaks RoCE
 }
 
-// inspect looks at an attachment from inside the pod and returns a
+// inspect looks at an attachment with conn, which is inside the pod, and returns a
 // *MismatchError if that is not what its record says.
-func (s *session) inspect(pod *rdma.Namespace, f sysfs.Function, r *state.Record) (seen, error) {
+func (s *session) inspect(conn *rdma.Conn, pod *rdma.Namespace, f sysfs.Function, r *state.Record) (seen, error) {
 	var in seen
-	var devices []rdma.Device
-	err := pod.Do(func(conn *rdma.Conn) (err error) {
-		if devices, err = conn.Devices(); err != nil {
-			return err
-		}
-		for i := range r.Devices {
-			if err := in.look(conn, f, devices, r, &r.Devices[i]); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	devices, err := conn.Devices()
 	if err != nil {
 		return in, err
+	}
+	for i := range r.Devices {
+		if err := in.look(conn, f, devices, r, &r.Devices[i]); err != nil {
+			return in, err
+		}
 	}
 	return in, s.refuseForeign(pod, r, slices.DeleteFunc(devices, func(d rdma.Device) bool {
 		return slices.ContainsFunc(r.Devices, func(own state.Device) bool { return own.Index == d.Index })
@@ -234,7 +228,12 @@ func (s *session) verifyRecord(req Request, pod *rdma.Namespace, r *state.Record
 	if req.Function != "" && !strings.EqualFold(req.Function, f.Address) {
 		return report, mismatch("%s was attached with %s, but its configuration says %s", r.Key, f, req.Function)
 	}
-	in, err := s.inspect(pod, f, r)
+	conn, err := pod.Open()
+	if err != nil {
+		return report, err
+	}
+	defer func() { _ = conn.Close() }()
+	in, err := s.inspect(conn, pod, f, r)
 	if err != nil {
 		return report, s.explainMismatch(f, r, err)
 	}

@@ -22,8 +22,9 @@ var receiveTimeout = unix.Timeval{Sec: 10}
 const receiveBufferSize = 32 << 10
 
 // A Conn is an RDMA netlink socket. It sees the devices of the network
-// namespace in which it was opened, and must be used from threads of that
-// namespace only. It is not safe for concurrent use.
+// namespace in which it was opened, from whichever thread it is asked; what
+// changes a device (Rename, Move, MoveAs) must come from a thread that is in
+// that namespace. It is not safe for concurrent use.
 type Conn struct {
 	fd  int
 	seq uint32

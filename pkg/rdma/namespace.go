@@ -86,8 +86,18 @@ func (ns *Namespace) Close() error {
 	return err
 }
 
+// Open opens a Conn in the namespace, to look at its devices. To change them
+// use Do.
+func (ns *Namespace) Open() (c *Conn, err error) {
+	err = ns.Run(func() (err error) {
+		c, err = Open()
+		return err
+	})
+	return c, err
+}
+
 // Do calls fn on a thread that is inside the namespace, with a Conn opened
-// there. This is the one way to reach devices of another namespace.
+// there. This is the one way to change devices of another namespace.
 func (ns *Namespace) Do(fn func(*Conn) error) error {
 	return ns.Run(func() error {
 		c, err := Open()

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 )
@@ -66,12 +67,8 @@ func (s *Store) Writable() error {
 	if err := s.prepare(); err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(s.dir, ".probe-")
-	if err != nil {
-		return fmt.Errorf("write to state directory: %w", err)
-	}
-	_, err = f.Write(make([]byte, 1024))
-	if err = errors.Join(err, f.Close(), os.Remove(f.Name())); err != nil {
+	probe := s.path(".probe-" + strconv.Itoa(os.Getpid()))
+	if err := errors.Join(writeFile(probe, make([]byte, 1024)), removeIfThere(probe)); err != nil {
 		return fmt.Errorf("write to state directory: %w", err)
 	}
 	return nil
