@@ -70,11 +70,11 @@ test-podman: bed ## the plugin under Debian's podman, in a virtual machine
 	$(E2E) -kernel $(KERNEL) -timeout 5m -- sh -c 'tar -x -C / -f /bed/root.tar && exec /bed/guest.sh -ginkgo.label-filter=podman $(ARGS)'
 	rm $(BED)/root.tar
 
-bench: chain ## measure the plugin in a virtual machine (N=50 rounds, BASE=rev compares with another commit)
+bench: chain ## measure the plugin in a virtual machine (N=50 rounds, BASE=rev compares with another commit, ICOUNT=1 counts instructions)
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o $(BED)/bin/ ./test/bench ./test/bench/empty
 	$(if $(BASE),rm -rf .cache/base && git worktree prune && git worktree add --detach .cache/base $(BASE) && \
 		(cd .cache/base && $(GOBUILD) -o $(CURDIR)/$(BED)/bin/rdma-base ./cmd/rdma); git worktree remove --force .cache/base)
-	$(VM) run -kernel $(KERNEL) -timeout 30m -share $(BED) -- sh -c 'mkdir /tmp/bin && cp /bed/bin/* /tmp/bin && \
+	$(VM) run -kernel $(KERNEL) $(if $(ICOUNT),-icount) -timeout 30m -share $(BED) -- sh -c 'mkdir /tmp/bin && cp /bed/bin/* /tmp/bin && \
 		exec /tmp/bin/bench -n $(or $(N),50) $(if $(BASE),-base /tmp/bin/rdma-base) $(if $(DEVICES),-devices $(DEVICES))'
 
 # What the guest gets: plugin and companion, delegate and runtime, and the tests.

@@ -41,7 +41,7 @@ type bench struct {
 	base    string // another build of the plugin, "" if none
 	rounds  int
 	devices int
-	last    cost
+	last    cost     // of the latest process
 	netns   []string // one for each of the first parallel devices
 }
 
@@ -71,9 +71,11 @@ type result struct {
 	times []time.Duration
 	costs []cost
 	peak  int64 // KiB, 0 where it is not measured
+	calls int   // system calls, 0 where they are not counted
 }
 
-// cost is what a process used.
+// cost is what a process used: processor time of all its threads, page faults,
+// context switches.
 type cost struct {
 	cpu              time.Duration
 	faults, switches int64
@@ -138,6 +140,11 @@ func (b *bench) measure() ([]result, error) {
 	if err := b.peaks(results); err != nil {
 		return nil, err
 	}
+	held, err := b.trace(results)
+	if err != nil {
+		return nil, err
+	}
+	results = append(results, held...)
 	if b.devices < parallel {
 		return results, nil
 	}
@@ -165,10 +172,48 @@ func (b *bench) peaks(results []result) (err error) {
 	return nil
 }
 
+// trace counts the system calls of the programs, and gives the time for which
+// an ADD and a DEL hold the node lock.
+func (b *bench) trace(results []result) ([]result, error) {
+	held := []result{{name: "lock held by ADD"}, {name: "lock held by DEL"}}
+	for range max(b.rounds/5, 3) {
+		for i := range results {
+			program := "rdma"
+			do := func() error {
+				_, err := b.verb(results[i].name, 0)
+				return err
+			}
+			switch results[i].name {
+			case "empty program":
+				program = "empty"
+				do = func() error {
+					_, err := b.process("empty", nil, nil)
+					return err
+				}
+			case "VERSION", "STATUS", "ADD", "CHECK", "DEL":
+			default:
+				continue
+			}
+			t, err := traceCalls(program, do)
+			if err != nil {
+				return nil, fmt.Errorf("trace %s: %w", results[i].name, err)
+			}
+			results[i].calls = t.calls
+			switch results[i].name {
+			case "ADD":
+				held[0].times = append(held[0].times, t.held)
+			case "DEL":
+				held[1].times = append(held[1].times, t.held)
+			}
+		}
+	}
+	return held, nil
+}
+
 // crowd measures 16 ADDs at once, and 16 DELs, against 16 bare moves one after
 // another.
 func (b *bench) crowd() ([]result, error) {
-	names := []string{"16 moves in a row", "16 ADDs at once", "16 DELs at once"}
+	names := []string{"16 moves in a row", "16 ADDs at once", "16 DELs at once", "16 empty at once"}
 	results := make([]result, len(names))
 	for i, name := range names {
 		results[i].name = name
@@ -187,22 +232,27 @@ func (b *bench) crowd() ([]result, error) {
 			}
 		}
 		for k, verb := range []string{"ADD", "DEL"} {
-			took, err := b.atOnce(verb)
+			took, err := atOnce(func(i int) (time.Duration, error) { return b.verb(verb, i) })
 			if err != nil {
 				return nil, err
 			}
 			results[k+1].times = append(results[k+1].times, took)
 		}
+		took, err := atOnce(func(int) (time.Duration, error) { return b.process("empty", nil, nil) })
+		if err != nil {
+			return nil, err
+		}
+		results[3].times = append(results[3].times, took)
 	}
 	return results, nil
 }
 
-func (b *bench) atOnce(verb string) (time.Duration, error) {
+func atOnce(do func(i int) (time.Duration, error)) (time.Duration, error) {
 	failures := make([]error, parallel)
 	var all sync.WaitGroup
 	start := time.Now()
 	for i := range parallel {
-		all.Go(func() { _, failures[i] = b.verb(verb, i) })
+		all.Go(func() { _, failures[i] = do(i) })
 	}
 	all.Wait()
 	return time.Since(start), errors.Join(failures...)
@@ -367,50 +417,68 @@ func (b *bench) print(results []result, first map[string]time.Duration) {
 		}
 	}
 	floor := map[string]time.Duration{
-		"ADD":             at["move out"] + at["empty program"],
-		"DEL":             at["move back"] + at["empty program"],
-		"CHECK":           at["empty program"],
-		"STATUS":          at["empty program"],
-		"VERSION":         at["empty program"],
-		"ADD (base)":      at["move out"] + at["empty program"],
-		"DEL (base)":      at["move back"] + at["empty program"],
-		"CHECK (base)":    at["empty program"],
-		"STATUS (base)":   at["empty program"],
-		"16 ADDs at once": at["16 moves in a row"],
-		"16 DELs at once": at["16 moves in a row"],
+		"ADD":              at["move out"] + at["empty program"],
+		"DEL":              at["move back"] + at["empty program"],
+		"CHECK":            at["empty program"],
+		"STATUS":           at["empty program"],
+		"VERSION":          at["empty program"],
+		"ADD (base)":       at["move out"] + at["empty program"],
+		"DEL (base)":       at["move back"] + at["empty program"],
+		"CHECK (base)":     at["empty program"],
+		"STATUS (base)":    at["empty program"],
+		"16 ADDs at once":  at["16 moves in a row"],
+		"16 DELs at once":  at["16 moves in a row"],
+		"16 empty at once": at["16 moves in a row"],
+		"lock held by ADD": at["move out"],
+		"lock held by DEL": at["move back"],
 	}
-	fmt.Printf("\n%d RDMA devices, %d rounds\n%-20s %9s %9s %9s %8s %8s\n", b.devices, b.rounds,
-		"", "median", "p99", "peak KiB", "ratio", "growth")
+	fmt.Printf("\n%d RDMA devices, %d rounds\n%-20s %9s %9s %9s %9s %6s %6s %6s %8s %6s %6s\n", b.devices, b.rounds,
+		"", "least", "median", "p99", "processor", "calls", "faults", "switch", "peak KiB", "ratio", "growth")
 	for _, r := range results {
-		ratio, growth, rss := "", "", ""
+		ratio, growth := "", ""
 		if f := floor[r.name]; f > 0 {
 			ratio = fmt.Sprintf("%.2f", float64(r.median())/float64(f))
 		}
-		if b.devices > 1 {
+		if b.devices > 1 && first[r.name] > 0 {
 			growth = fmt.Sprintf("%.2f", float64(r.median())/float64(first[r.name]))
 		}
-		if r.peak > 0 {
-			rss = fmt.Sprint(r.peak)
-		}
-		fmt.Printf("%-20s %9s %9s %9s %8s %8s %s\n", r.name, millis(r.median()), millis(r.quantile(99)), rss, ratio, growth, r.used())
+		used := r.used()
+		fmt.Printf("%-20s %9s %9s %9s %9s %6s %6s %6s %8s %6s %6s\n", r.name, millis(r.quantile(0)), millis(r.median()), millis(r.quantile(99)),
+			millis(used.cpu), count(int64(r.calls)), count(used.faults), count(used.switches), count(r.peak), ratio, growth)
 	}
 }
 
-func (r result) used() string {
-	if len(r.costs) == 0 || r.costs[0].cpu == 0 {
+// used gives the median of each cost.
+func (r result) used() cost {
+	if len(r.costs) == 0 {
+		return cost{}
+	}
+	median := func(of func(cost) int64) int64 {
+		all := make([]int64, 0, len(r.costs))
+		for _, c := range r.costs {
+			all = append(all, of(c))
+		}
+		slices.Sort(all)
+		return all[len(all)/2]
+	}
+	return cost{
+		cpu:      time.Duration(median(func(c cost) int64 { return int64(c.cpu) })),
+		faults:   median(func(c cost) int64 { return c.faults }),
+		switches: median(func(c cost) int64 { return c.switches }),
+	}
+}
+
+// count and millis print what was not measured as nothing.
+func count(n int64) string {
+	if n == 0 {
 		return ""
 	}
-	mid := func(f func(cost) int64) int64 {
-		var v []int64
-		for _, c := range r.costs {
-			v = append(v, f(c))
-		}
-		slices.Sort(v)
-		return v[len(v)/2]
-	}
-	return fmt.Sprintf("%s %d %d", millis(time.Duration(mid(func(c cost) int64 { return int64(c.cpu) }))), mid(func(c cost) int64 { return c.faults }), mid(func(c cost) int64 { return c.switches }))
+	return strconv.FormatInt(n, 10)
 }
 
 func millis(d time.Duration) string {
+	if d == 0 {
+		return ""
+	}
 	return fmt.Sprintf("%.2f ms", float64(d)/float64(time.Millisecond))
 }
