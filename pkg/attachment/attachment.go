@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"time"
 
 	"github.com/rdma-cni/rdma-cni/pkg/rdma"
@@ -160,6 +161,10 @@ type session struct {
 
 // open begins an operation. rdma.ErrNoSubsystem: this kernel has no RDMA.
 func (n *Node) open() (_ *session, err error) {
+	// The first locking of a thread makes the runtime start another: better now
+	// than when others wait for the node lock.
+	runtime.LockOSThread()
+	runtime.UnlockOSThread()
 	home, err := rdma.OwnNamespace()
 	if err != nil {
 		return nil, err

@@ -232,11 +232,10 @@ func (s *session) fetch(ns *rdma.Namespace, f sysfs.Function, c claim, report *R
 func (s *session) settle(p place, f sysfs.Function, d rdma.Device, c claim, report *Report) error {
 	switch p {
 	case atHome:
-		name, err := s.restore(f, d, c, report)
-		if err != nil {
+		if _, err := s.restore(f, d, c, report); err != nil {
 			return err
 		}
-		return reportNumbers(f, name, c, report)
+		return s.reportNumbers(f, d, c, report)
 	case replaced:
 		report.fault("the driver of %s has registered a new RDMA device at home; the attached one is gone", f)
 		return nil
@@ -292,15 +291,14 @@ func (s *session) restore(f sysfs.Function, d rdma.Device, c claim, report *Repo
 
 // reportNumbers compares the character devices with those the device had at
 // home before.
-func reportNumbers(f sysfs.Function, name string, c claim, report *Report) error {
+func (s *session) reportNumbers(f sysfs.Function, d rdma.Device, c claim, report *Report) error {
 	if c.device == nil {
 		return nil
 	}
-	chars, err := f.CharDevices()
+	now, err := nodes(s.conn, c.device, d)
 	if err != nil {
 		return err
 	}
-	now := charNames(chars, name)
 	if !slices.Equal(now, c.device.CharDevices) {
 		report.fault("character devices of %s changed from %s to %s", f,
 			strings.Join(c.device.CharDevices, ","), strings.Join(now, ","))

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -95,11 +94,10 @@ func (s *session) vfOfMAC(mac string) (address string, err error) {
 	return address, nil
 }
 
-// owns tells whether a device that conn sees is that of the function with these
-// character devices: its verbs node is one of them. A device without verbs
-// node, whose arrival failed half-way, owns up to nothing; for it ok is unknown
-// (nil).
-func owns(conn *rdma.Conn, chars []sysfs.CharDevice, index uint32) (ok *bool, err error) {
+// owns tells whether a device that conn sees is that of the function: its verbs
+// node is one of the function's. A device without verbs node, whose arrival
+// failed half-way, owns up to nothing; for it ok is unknown (nil).
+func owns(conn *rdma.Conn, f sysfs.Function, index uint32) (ok *bool, err error) {
 	uverbs, err := conn.Uverbs(index)
 	if errors.Is(err, rdma.ErrDeviceNotFound) {
 		return nil, nil
@@ -107,8 +105,8 @@ func owns(conn *rdma.Conn, chars []sysfs.CharDevice, index uint32) (ok *bool, er
 	if err != nil {
 		return nil, err
 	}
-	found := slices.ContainsFunc(chars, func(c sysfs.CharDevice) bool { return c.Name == uverbs })
-	return &found, nil
+	found, err := f.HasVerbsNode(uverbs)
+	return &found, err
 }
 
 // charNames lists the character devices of the RDMA device that is called

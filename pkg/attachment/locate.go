@@ -49,6 +49,13 @@ const (
 // where looks for a claimed device from home. The device is told only if it is
 // at home.
 func (s *session) where(f sysfs.Function, c claim) (place, rdma.Device, error) {
+	if c.device != nil {
+		if d, err := findIn(s.conn, f, c); err != nil {
+			return 0, rdma.Device{}, err
+		} else if d != nil {
+			return atHome, *d, nil
+		}
+	}
 	names, err := f.RDMADevices()
 	switch {
 	case errors.Is(err, sysfs.ErrElsewhere):
@@ -57,15 +64,6 @@ func (s *session) where(f sysfs.Function, c claim) (place, rdma.Device, error) {
 		return absent, rdma.Device{}, nil
 	case err != nil:
 		return 0, rdma.Device{}, err
-	}
-	if c.device != nil {
-		d, err := findIn(s.conn, f, c)
-		if err != nil {
-			return 0, rdma.Device{}, err
-		}
-		if d != nil {
-			return atHome, *d, nil
-		}
 	}
 	// The function's devices at home are others: either this one is away, or
 	// there is none besides them.
@@ -124,11 +122,7 @@ func findIn(conn *rdma.Conn, f sysfs.Function, c claim) (*rdma.Device, error) {
 	if d.NodeGUID != c.device.NodeGUID {
 		return nil, nil
 	}
-	chars, err := f.CharDevices()
-	if err != nil {
-		return nil, err
-	}
-	if owned, err := owns(conn, chars, d.Index); err != nil || owned != nil && !*owned {
+	if owned, err := owns(conn, f, d.Index); err != nil || owned != nil && !*owned {
 		return nil, err
 	}
 	return &d, nil
@@ -139,12 +133,8 @@ func findByFunction(conn *rdma.Conn, f sysfs.Function) (*rdma.Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	chars, err := f.CharDevices()
-	if err != nil {
-		return nil, err
-	}
 	for _, d := range devices {
-		owned, err := owns(conn, chars, d.Index)
+		owned, err := owns(conn, f, d.Index)
 		if err != nil {
 			return nil, err
 		}

@@ -94,6 +94,19 @@ func sameDevice(conn *rdma.Conn, f sysfs.Function, d *state.Device, device rdma.
 	return uverbs, nil
 }
 
+// nodes lists the device's character devices, of the kinds that it had at home.
+func nodes(conn *rdma.Conn, d *state.Device, device rdma.Device) ([]string, error) {
+	uverbs, err := conn.Uverbs(device.Index)
+	if errors.Is(err, rdma.ErrDeviceNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	others, err := portNodes(conn, d, device)
+	return append([]string{uverbs}, others...), err
+}
+
 // portNodes lists the nodes of the device's ports, of the kinds that it had at
 // home, in the order of sysfs.CharDevices. Netlink tells them in a third of the
 // time that sysfs takes, whose entries are new after a move.

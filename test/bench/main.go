@@ -176,7 +176,8 @@ func (b *bench) peaks(results []result) (err error) {
 // an ADD and a DEL hold the node lock.
 func (b *bench) trace(results []result) ([]result, error) {
 	held := []result{{name: "lock held by ADD"}, {name: "lock held by DEL"}}
-	for range max(b.rounds/5, 3) {
+	which := allCalls
+	for round := range 1 + max(b.rounds/5, 3) {
 		for i := range results {
 			program := "rdma"
 			do := func() error {
@@ -194,18 +195,20 @@ func (b *bench) trace(results []result) ([]result, error) {
 			default:
 				continue
 			}
-			t, err := traceCalls(program, do)
+			t, err := traceCalls(program, which, do)
 			if err != nil {
 				return nil, fmt.Errorf("trace %s: %w", results[i].name, err)
 			}
-			results[i].calls = t.calls
-			switch results[i].name {
-			case "ADD":
+			switch {
+			case round == 0:
+				results[i].calls = t.calls
+			case results[i].name == "ADD":
 				held[0].times = append(held[0].times, t.held)
-			case "DEL":
+			case results[i].name == "DEL":
 				held[1].times = append(held[1].times, t.held)
 			}
 		}
+		which = lockCalls
 	}
 	return held, nil
 }

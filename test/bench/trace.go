@@ -21,16 +21,21 @@ type traced struct {
 
 const tracing = "/sys/kernel/tracing"
 
-// traceCalls has the kernel record the system calls of a program of that name
-// while do runs (tracefs, events raw_syscalls). It costs the program little, but
-// not nothing, so what is traced is not timed.
-func traceCalls(comm string, do func() error) (t traced, err error) {
+// allCalls and lockCalls choose what is recorded: each record takes time.
+var (
+	allCalls  = "id >= 0"
+	lockCalls = fmt.Sprintf("id == %d || id == %d", unix.SYS_FLOCK, unix.SYS_CLOSE)
+)
+
+// traceCalls has the kernel record those system calls of a program of that name
+// while do runs (tracefs, events raw_syscalls).
+func traceCalls(comm, which string, do func() error) (t traced, err error) {
 	if _, err := os.Stat(filepath.Join(tracing, "trace")); err != nil {
 		if err := unix.Mount("tracefs", tracing, "tracefs", 0, ""); err != nil {
 			return t, fmt.Errorf("mount tracefs: %w", err)
 		}
 	}
-	filter := fmt.Sprintf("comm == %q", comm)
+	filter := fmt.Sprintf("comm == %q && (%s)", comm, which)
 	for _, setting := range [][2]string{
 		{"trace_clock", "mono"}, {"buffer_size_kb", "4096"}, {"trace", ""},
 		{"events/raw_syscalls/sys_enter/filter", filter}, {"events/raw_syscalls/sys_exit/filter", filter},
