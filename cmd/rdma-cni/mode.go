@@ -88,7 +88,7 @@ func liveMode() (rdma.Mode, error) {
 }
 
 func (a *app) persisted() (doctor.Persisted, error) {
-	release, err := doctor.KernelRelease()
+	release, err := doctor.KernelRelease(a.proc)
 	if err != nil {
 		return doctor.Persisted{}, err
 	}

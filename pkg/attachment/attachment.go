@@ -87,8 +87,8 @@ type ModeError struct{ Mode rdma.Mode }
 
 func (e *ModeError) Error() string {
 	return fmt.Sprintf("the RDMA namespace mode of this node is %s, but an RDMA device can go into a pod only in mode exclusive; "+
-		"set it now with 'rdma system set netns exclusive' (refused with EBUSY while any other network namespace exists: pods, containers, systemd services with PrivateNetwork), "+
-		"and for good with 'options ib_core netns_mode=0' in a file in /etc/modprobe.d, which must be in the initramfs too if ib_core is loaded from there (update-initramfs -u or dracut -f), and a reboot", e.Mode)
+		"'rdma-cni mode set exclusive --persist' sets it now and for good, or says what is in the way; by hand: 'rdma system set netns exclusive' (refused with EBUSY while any other network namespace exists: pods, containers, systemd services with PrivateNetwork), "+
+		"and 'options ib_core netns_mode=0' in a file in /etc/modprobe.d, which must be in the initramfs too if ib_core is loaded from there (update-initramfs -u or dracut -f), and a reboot", e.Mode)
 }
 
 // NetnsError: the pod's network namespace cannot be used.

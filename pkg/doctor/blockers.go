@@ -6,8 +6,6 @@ import (
 	"path/filepath"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/rdma-cni/rdma-cni/pkg/rdma"
 )
 
@@ -77,13 +75,14 @@ func describe(p rdma.Process) string {
 	return s
 }
 
-// KernelRelease is the running kernel's, as uname -r gives it.
-func KernelRelease() (string, error) {
-	var u unix.Utsname
-	if err := unix.Uname(&u); err != nil {
-		return "", os.NewSyscallError("uname", err)
+// KernelRelease is the running kernel's, as uname -r gives it
+// (/proc/sys/kernel/osrelease).
+func KernelRelease(proc rdma.Proc) (string, error) {
+	release, err := os.ReadFile(filepath.Join(string(proc), "sys/kernel/osrelease"))
+	if err != nil {
+		return "", fmt.Errorf("kernel release: %w", err)
 	}
-	return unix.ByteSliceToString(u.Release[:]), nil
+	return strings.TrimSpace(string(release)), nil
 }
 
 // RebuildInitramfs is how to put modprobe.d into the initramfs.

@@ -41,7 +41,7 @@ var coreModules = []string{"ib_core", "ib_uverbs", "ib_umad", "rdma_cm", "rdma_u
 func (h Host) Gather(ctx context.Context, configFile string) (Facts, error) {
 	f := Facts{Root: os.Geteuid() == 0, Modules: map[string]bool{}}
 	var err error
-	if f.Kernel, err = KernelRelease(); err != nil {
+	if f.Kernel, err = KernelRelease(h.Proc); err != nil {
 		return f, err
 	}
 	if version, err := os.ReadFile(filepath.Join(string(h.Proc), "version")); err == nil {

@@ -412,14 +412,34 @@ func (b *bench) peak(program string, stdin []byte, env []string, args ...string)
 // print writes the table. first keeps the medians of the smallest number of
 // devices, for the growth.
 func (b *bench) print(results []result, first map[string]time.Duration) {
-	at := map[string]time.Duration{}
+	floors, least := floorsOf(results, result.median), floorsOf(results, func(r result) time.Duration { return r.quantile(0) })
 	for _, r := range results {
-		at[r.name] = r.median()
 		if _, ok := first[r.name]; !ok {
 			first[r.name] = r.median()
 		}
 	}
-	floor := map[string]time.Duration{
+	fmt.Printf("\n%d RDMA devices, %d rounds\n%-20s %9s %9s %9s %9s %6s %6s %6s %8s %6s %6s %6s\n", b.devices, b.rounds,
+		"", "least", "median", "p99", "processor", "calls", "faults", "switch", "peak KiB", "ratio", "least", "growth")
+	for _, r := range results {
+		growth := ""
+		if b.devices > 1 {
+			growth = ratio(r.median(), first[r.name])
+		}
+		used := r.used()
+		fmt.Printf("%-20s %9s %9s %9s %9s %6s %6s %6s %8s %6s %6s %6s\n", r.name, millis(r.quantile(0)), millis(r.median()), millis(r.quantile(99)),
+			millis(used.cpu), count(int64(r.calls)), count(used.faults), count(used.switches), count(r.peak),
+			ratio(r.median(), floors[r.name]), ratio(r.quantile(0), least[r.name]), growth)
+	}
+}
+
+// floorsOf gives what each kind is compared with: the bare move and an empty
+// program, of which a call cannot have less.
+func floorsOf(results []result, of func(result) time.Duration) map[string]time.Duration {
+	at := map[string]time.Duration{}
+	for _, r := range results {
+		at[r.name] = of(r)
+	}
+	return map[string]time.Duration{
 		"ADD":              at["move out"] + at["empty program"],
 		"DEL":              at["move back"] + at["empty program"],
 		"CHECK":            at["empty program"],
@@ -435,20 +455,13 @@ func (b *bench) print(results []result, first map[string]time.Duration) {
 		"lock held by ADD": at["move out"],
 		"lock held by DEL": at["move back"],
 	}
-	fmt.Printf("\n%d RDMA devices, %d rounds\n%-20s %9s %9s %9s %9s %6s %6s %6s %8s %6s %6s\n", b.devices, b.rounds,
-		"", "least", "median", "p99", "processor", "calls", "faults", "switch", "peak KiB", "ratio", "growth")
-	for _, r := range results {
-		ratio, growth := "", ""
-		if f := floor[r.name]; f > 0 {
-			ratio = fmt.Sprintf("%.2f", float64(r.median())/float64(f))
-		}
-		if b.devices > 1 && first[r.name] > 0 {
-			growth = fmt.Sprintf("%.2f", float64(r.median())/float64(first[r.name]))
-		}
-		used := r.used()
-		fmt.Printf("%-20s %9s %9s %9s %9s %6s %6s %6s %8s %6s %6s\n", r.name, millis(r.quantile(0)), millis(r.median()), millis(r.quantile(99)),
-			millis(used.cpu), count(int64(r.calls)), count(used.faults), count(used.switches), count(r.peak), ratio, growth)
+}
+
+func ratio(a, b time.Duration) string {
+	if a == 0 || b == 0 {
+		return ""
 	}
+	return fmt.Sprintf("%.2f", float64(a)/float64(b))
 }
 
 // used gives the median of each cost.
