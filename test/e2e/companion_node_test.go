@@ -384,3 +384,45 @@ var _ = Describe("rdma-cni cdi", func() {
 		addVFDevices()
 	})
 })
+
+// The mode of a module that is not loaded is what modprobe.d says, from a real
+// modprobe.
+var _ = Describe("rdma-cni mode without the RDMA subsystem", Label(alone), func() {
+	loaded := []string{"rdmasim", "rdma_ucm", "rdma_cm", "iw_cm", "ib_cm", "ib_umad", "ib_uverbs", "ib_core"}
+
+	It("persists for the next load of ib_core, and tells of an initramfs that would win over it", func() {
+		DeferCleanup(func() {
+			Expect(os.RemoveAll("/etc/modprobe.d")).To(Succeed())
+			Expect(os.RemoveAll("/boot")).To(Succeed())
+		})
+		for _, m := range loaded {
+			_ = exec.Command("rmmod", m).Run() // another spec may have unloaded it
+		}
+		Expect("/sys/module/ib_core").NotTo(BeADirectory())
+		type result struct {
+			Live, AtBoot, Outcome string
+			Steps                 []string
+		}
+		var r result
+		companionJSON(&r, 0, "mode", "set", "exclusive", "--persist")
+		Expect(r).To(And(HaveField("AtBoot", "exclusive"), HaveField("Outcome", "ok"), HaveField("Steps", ContainElement(ContainSubstring("ib_core is not loaded")))))
+
+		By("loading it, with modprobe.d alone to say the mode")
+		run("modprobe", "-a", "ib_uverbs", "ib_umad", "rdma_ucm", "rdmasim")
+		Expect(run("rdma", "system")).To(ContainSubstring("netns exclusive"))
+
+		By("an initramfs that loads ib_core with the old mode")
+		image := filepath.Join("/boot", "initrd.img-"+release())
+		Expect(os.MkdirAll("/boot", 0o755)).To(Succeed())
+		run("sh", "-c", `set -e; cd "$(mktemp -d)"; mkdir -p etc/modprobe.d lib/modules/`+release()+`
+			cp /lib/modules/`+release()+`/ib_core.ko lib/modules/`+release()+`/
+			echo options ib_core netns_mode=1 >etc/modprobe.d/old.conf
+			find . | busybox cpio -o -H newc | gzip >`+image)
+		r = result{}
+		companionJSON(&r, 3, "mode", "set", "exclusive", "--persist")
+		Expect(r).To(And(HaveField("Outcome", "reboot needed"), HaveField("Live", "exclusive"), HaveField("Steps", ContainElement(ContainSubstring("update-initramfs")))))
+		var findings []finding
+		_ = companionJSON(&findings, 1, "doctor")
+		Expect(findings).To(ContainElement(check("initramfs", "FAIL", ContainSubstring("it holds ib_core"))))
+	})
+})
