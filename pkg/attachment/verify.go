@@ -81,7 +81,11 @@ func sameDevice(conn *rdma.Conn, f sysfs.Function, d *state.Device, device rdma.
 	if err != nil {
 		return "", err
 	}
-	owned, err := f.HasVerbsNode(uverbs)
+	// A device that kept its number needs no look into sysfs.
+	owned := slices.Contains(d.CharDevices, uverbs)
+	if !owned {
+		owned, err = f.HasVerbsNode(uverbs)
+	}
 	switch {
 	case err != nil:
 		return "", err
