@@ -4,8 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"debug/buildinfo"
-	"debug/elf"
 	"errors"
 	"fmt"
 	"os"
@@ -19,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rdma-cni/rdma-cni/pkg/attachment"
+	"github.com/rdma-cni/rdma-cni/pkg/install"
 	"github.com/rdma-cni/rdma-cni/pkg/rdma"
 	"github.com/rdma-cni/rdma-cni/pkg/sysfs"
 )
@@ -393,16 +392,12 @@ func (h Host) plugin(ctx context.Context, dir string) PluginFacts {
 		return p
 	}
 	p.Binary, p.Mode, p.UID = true, st.Mode&0o7777, int(st.Uid)
-	if f, err := elf.Open(path); err == nil {
-		p.Arch = f.Machine.String()
-		_ = f.Close()
-	} else {
+	arch, err := install.ArchOf(path)
+	if err != nil {
 		p.Problem = "it is no ELF program: " + err.Error()
 		return p
 	}
-	if info, err := buildinfo.ReadFile(path); err == nil {
-		p.Ours = info.Main.Path == "github.com/rdma-cni/rdma-cni"
-	}
+	p.Arch, p.Ours = arch.String(), install.IsOurs(path)
 	if p.safe() && p.Arch == hostArch() {
 		ctx, cancel := context.WithTimeout(ctx, versionTime)
 		defer cancel()
@@ -423,10 +418,9 @@ func (p PluginFacts) safe() bool {
 
 // hostArch is the architecture of this program, which runs here.
 func hostArch() string {
-	f, err := elf.Open("/proc/self/exe")
+	arch, err := install.HostArch()
 	if err != nil {
 		return ""
 	}
-	defer func() { _ = f.Close() }()
-	return f.Machine.String()
+	return arch.String()
 }

@@ -76,6 +76,23 @@ func (u Upstream) Claimants(function string) []string {
 	return paths
 }
 
+// Paths lists the record files, readable or not. A directory that does not
+// exist has none.
+func (u Upstream) Paths() ([]string, error) {
+	list, err := os.ReadDir(u.Dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the directory of upstream records: %w", err)
+	}
+	var paths []string
+	for _, e := range list {
+		paths = append(paths, filepath.Join(u.Dir, e.Name()))
+	}
+	return paths, nil
+}
+
 // Delete removes the record.
 func (r *UpstreamRecord) Delete() error {
 	if err := removeIfThere(r.path); err != nil {
