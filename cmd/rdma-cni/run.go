@@ -110,8 +110,8 @@ func (a *app) command() *cobra.Command {
 		Short: "See, check and repair the RDMA devices of a node and of its pods",
 		Long: `rdma-cni shows the RDMA devices of a node and who holds them, finds what is
 wrong with a node or a pod, sets the RDMA namespace mode, ends attachments that
-are over, and writes CDI specs for containers outside Kubernetes. It is the
-companion of the CNI plugin rdma.
+are over, writes CDI specs for containers outside Kubernetes, and installs the
+CNI plugin rdma, whose companion it is.
 
 Data goes to standard output, talk to standard error.
 ` + exitCodes,
@@ -126,7 +126,7 @@ Data goes to standard output, talk to standard error.
 	root.SetVersionTemplate("rdma-cni {{.Version}}\n")
 	root.PersistentFlags().VarP(choice(&a.format, formatTable, formatTable, formatJSON, formatYAML), "output", "o", "output format: table, json or yaml")
 	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{formatTable, formatJSON, formatYAML}, cobra.ShellCompDirectiveNoFileComp))
-	root.AddCommand(a.listCommand(), a.doctorCommand(), a.modeCommand(), a.gcCommand(), a.cdiCommand(), a.openCommand())
+	root.AddCommand(a.listCommand(), a.doctorCommand(), a.modeCommand(), a.gcCommand(), a.cdiCommand(), a.installCommand(), a.openCommand())
 	return root
 }
 

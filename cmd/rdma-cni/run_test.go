@@ -49,6 +49,9 @@ var _ = Describe("the command line", func() {
 		Entry("two targets", codeUsage, "none of the others", "doctor", "--pid", "1", "--netns", "x"),
 		Entry("a pod that is not there", codeProblem, "not on this node", "doctor", "--pod", "a/b"),
 		Entry("a pod's name that is none", codeProblem, "NAMESPACE/NAME", "doctor", "--pod", "a"),
+		Entry("a CNI directory that is not there", codeProblem, "--cni-bin-dir", "install", "--cni-bin-dir", "/nowhere", "--rdma-cni-bin-file", "/proc/self/exe"),
+		Entry("no CNI directory", codeUsage, "empty", "install", "--cni-bin-dir="),
+		Entry("check and uninstall", codeUsage, "none of the others", "install", "--check", "--uninstall"),
 		Entry("completion", codeOK, "", "completion", "bash"),
 	)
 
