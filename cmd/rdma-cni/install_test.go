@@ -141,15 +141,16 @@ var _ = Describe("install", Ordered, func() {
 		Expect(install(0)).To(Succeed())
 		const installs, executions = 100, 1000
 		var installed, executed atomic.Int32
+		var failed atomic.Bool
 		failures := make(chan error, 4)
 		var workers sync.WaitGroup
 		// Both go on until both are through, so that they overlap.
 		loop := func(count *atomic.Int32, fn func(int) error) {
 			workers.Go(func() {
-				for installed.Load() < installs || executed.Load() < executions {
+				for !failed.Load() && (installed.Load() < installs || executed.Load() < executions) {
 					if err := fn(int(count.Add(1))); err != nil {
+						failed.Store(true)
 						failures <- err
-						return
 					}
 				}
 			})
