@@ -21,11 +21,17 @@ VM       := .cache/bin/vm
 E2E       = $(VM) run -share $(BED) -e KERNELS="$(KERNELS)"
 FUZZTIME ?= 3s
 
+# What is released. In the image nothing is newer than the commit.
+ARCHES   := amd64 arm64 ppc64le s390x
+IMAGE    ?= rdma-cni:$(VERSION)
+IMAGE_ARCHES ?= $(ARCHES)
+SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
+
 # The version is in the file's name, so that a new one is built when it changes.
 GOLANGCI_LINT_VERSION := v2.15.0
 GOLANGCI_LINT := .cache/bin/golangci-lint-$(GOLANGCI_LINT_VERSION)
 
-.PHONY: help build bench test test-unit test-e2e test-kernels test-podman soak fuzz demo lint fmt bed chain clean FORCE
+.PHONY: help build image image-context release bench test test-unit test-e2e test-kernels test-podman test-image test-release soak fuzz demo lint fmt bed chain clean FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,7 +41,23 @@ build: build/rdma build/rdma-cni ## the plugin and its companion, static binarie
 build/rdma build/rdma-cni: build/%: FORCE
 	$(GOBUILD) -o $@ ./cmd/$*
 
-test: test-unit fuzz test-e2e test-kernels test-podman ## everything, on real kernels too
+# The context of the image's build: the Dockerfile, and for each architecture a
+# root file system.
+image-context: $(ARCHES:%=build/image/linux/%)
+	cp Dockerfile build/image/
+
+$(ARCHES:%=build/image/linux/%): build/image/linux/%: FORCE
+	GOOS=linux GOARCH=$* $(GOBUILD) -o $@/usr/bin/ ./cmd/rdma ./cmd/rdma-cni
+	scripts/image-root.sh $@ $(SOURCE_DATE_EPOCH)
+
+image: image-context ## the image, with buildah, podman or docker (IMAGE=name IMAGE_ARCHES="amd64 arm64" ENGINE=podman)
+	VERSION=$(VERSION) REVISION=$(COMMIT) SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) ENGINE=$(ENGINE) \
+		scripts/image.sh build/image $(IMAGE) $(IMAGE_ARCHES)
+
+release: $(ARCHES:%=build/image/linux/%) ## archives for all architectures, bills of materials and checksums, in build/release
+	scripts/release.sh build/release $(VERSION) $(SOURCE_DATE_EPOCH) $(ARCHES)
+
+test: test-unit fuzz test-e2e test-kernels test-podman test-image test-release ## everything, on real kernels too
 
 test-unit: ## tests that need neither root nor RDMA
 	$(GO) vet ./...
@@ -67,8 +89,18 @@ fuzz: ## each fuzz target for FUZZTIME
 test-podman: bed ## the plugin under Debian's podman, in a virtual machine
 	sh test/e2e/podman-root.sh $(CURDIR)/.cache .cache/podman/root
 	cp .cache/podman/root.tar $(BED)/
-	$(E2E) -kernel $(KERNEL) -timeout 5m -- sh -c 'tar -x -C / -f /bed/root.tar && exec /bed/guest.sh -ginkgo.label-filter=podman $(ARGS)'
+	$(E2E) -kernel $(KERNEL) -timeout 5m -- sh -c 'tar -x -C / -f /bed/root.tar && exec /bed/guest.sh -ginkgo.label-filter="podman && !image" $(ARGS)'
 	rm $(BED)/root.tar
+
+test-image: bed image-context ## the image, built twice and run by Debian's podman, in a virtual machine
+	sh test/e2e/podman-root.sh $(CURDIR)/.cache .cache/podman/root
+	cp .cache/podman/root.tar $(BED)/
+	rm -rf $(BED)/image && cp -a build/image $(BED)/image && cp scripts/image.sh $(BED)/image/
+	$(E2E) -kernel $(KERNEL) -timeout 20m -- sh -c 'tar -x -C / -f /bed/root.tar && exec /bed/guest.sh -ginkgo.label-filter=image $(ARGS)'
+	rm -r $(BED)/root.tar $(BED)/image
+
+test-release: ## what make release makes, made twice
+	$(GO) test -count=1 ./test/release
 
 bench: chain ## measure the plugin in a virtual machine (N=50 rounds, BASE=rev compares with another commit, ICOUNT=1 counts instructions)
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o $(BED)/bin/ ./test/bench ./test/bench/empty
