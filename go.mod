@@ -3,6 +3,7 @@ module github.com/rdma-cni/rdma-cni
 go 1.26.8
 
 require (
+	github.com/CycloneDX/cyclonedx-go v0.12.0
 	github.com/Mellanox/rdmamap v1.2.0
 	github.com/containernetworking/cni v1.3.1
 	github.com/klauspost/compress v1.20.4
