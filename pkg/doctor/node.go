@@ -556,7 +556,7 @@ func checkPlugins(f Facts) []Finding {
 		if len(dirs) > 0 {
 			where = "it is not in " + strings.Join(dirs, ", ")
 		}
-		list = append(list, warn("", "the plugin rdma is not installed: "+where, "Networks that name it fail: no pod of theirs starts.", "Copy it to the directory that the runtime is configured for, usually /opt/cni/bin."))
+		list = append(list, warn("", "the plugin rdma is not installed: "+where, "Networks that name it fail: no pod of theirs starts.", "Install it into the directory that the runtime is configured for, usually /opt/cni/bin: by the DaemonSet, or by rdma-cni install --cni-bin-dir DIR --rdma-cni-bin-file FILE --no-sleep."))
 	}
 	return list
 }
