@@ -47,6 +47,7 @@ image-context: $(ARCHES:%=build/image/linux/%)
 	cp Dockerfile build/image/
 
 $(ARCHES:%=build/image/linux/%): build/image/linux/%: FORCE
+	rm -rf $@
 	GOOS=linux GOARCH=$* $(GOBUILD) -o $@/usr/bin/ ./cmd/rdma ./cmd/rdma-cni
 	scripts/image-root.sh $@ $(SOURCE_DATE_EPOCH)
 
@@ -92,7 +93,7 @@ test-podman: bed ## the plugin under Debian's podman, in a virtual machine
 	$(E2E) -kernel $(KERNEL) -timeout 5m -- sh -c 'tar -x -C / -f /bed/root.tar && exec /bed/guest.sh -ginkgo.label-filter="podman && !image" $(ARGS)'
 	rm $(BED)/root.tar
 
-test-image: bed image-context ## the image, built twice and run by Debian's podman, in a virtual machine
+test-image: bed image-context ## the image, built by Debian's podman and buildah and run, in a virtual machine
 	sh test/e2e/podman-root.sh $(CURDIR)/.cache .cache/podman/root
 	cp .cache/podman/root.tar $(BED)/
 	rm -rf $(BED)/image && cp -a build/image $(BED)/image && cp scripts/image.sh $(BED)/image/

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Unpacks Debian's podman and buildah, with all that they need, into a folder
-# that can be a root file system: podman-root.sh CACHE ROOT. Nothing is installed on this
-# machine; apt gets lists and cache of its own, which test/vm has made.
+# that can be a root file system: podman-root.sh CACHE ROOT. Nothing is installed
+# on this machine; apt gets lists and cache of its own, which test/vm has made.
 set -eu
 cache=$1 root=$2
 packages="podman buildah crun busybox-static"
