@@ -49,14 +49,14 @@ image-context: $(ARCHES:%=build/image/linux/%)
 $(ARCHES:%=build/image/linux/%): build/image/linux/%: FORCE
 	rm -rf $@
 	GOOS=linux GOARCH=$* $(GOBUILD) -o $@/usr/bin/ ./cmd/rdma ./cmd/rdma-cni
-	scripts/image-root.sh $@ $(SOURCE_DATE_EPOCH)
+	deployment/build/image-root.sh $@ $(SOURCE_DATE_EPOCH)
 
 image: image-context ## the image, with buildah, podman or docker (IMAGE=name IMAGE_ARCHES="amd64 arm64" ENGINE=podman)
 	VERSION=$(VERSION) REVISION=$(COMMIT) SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) ENGINE=$(ENGINE) \
-		scripts/image.sh build/image $(IMAGE) $(IMAGE_ARCHES)
+		deployment/build/image.sh build/image $(IMAGE) $(IMAGE_ARCHES)
 
 release: $(ARCHES:%=build/image/linux/%) ## archives for all architectures, bills of materials and checksums, in build/release
-	scripts/release.sh build/release $(VERSION) $(SOURCE_DATE_EPOCH) $(ARCHES)
+	deployment/build/release.sh build/release $(VERSION) $(SOURCE_DATE_EPOCH) $(ARCHES)
 
 test: test-unit fuzz test-e2e test-kernels test-podman test-image test-release ## everything, on real kernels too
 
@@ -96,7 +96,7 @@ test-podman: bed ## the plugin under Debian's podman, in a virtual machine
 test-image: bed image-context ## the image, built by Debian's podman and buildah and run, in a virtual machine
 	sh test/e2e/podman-root.sh $(CURDIR)/.cache .cache/podman/root
 	cp .cache/podman/root.tar $(BED)/
-	rm -rf $(BED)/image && cp -a build/image $(BED)/image && cp scripts/image.sh $(BED)/image/
+	rm -rf $(BED)/image && cp -a build/image $(BED)/image && cp deployment/build/image.sh $(BED)/image/
 	$(E2E) -kernel $(KERNEL) -timeout 20m -- sh -c 'tar -x -C / -f /bed/root.tar && exec /bed/guest.sh -ginkgo.label-filter=image $(ARGS)'
 	rm -r $(BED)/root.tar $(BED)/image
 

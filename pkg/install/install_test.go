@@ -243,7 +243,7 @@ var _ = Describe("an installation", func() {
 				Bus:   sysfs.PCI, Function: "0000:3b:00.2", Since: time.Now(),
 				Devices: []state.Device{{Index: 3, Name: "mlx5_3", NameInPod: "mlx5_3", NodeGUID: 1, TOS: []int{-1}, TrafficClass: []int{-1}}},
 			}
-			lock, err := records.State.Lock(ctx, "test")
+			lock, err := records.State.Lock(ctx, time.Minute, "test")
 			Expect(err).NotTo(HaveOccurred())
 			Expect(records.State.Save(r)).To(Succeed())
 			Expect(lock.Release()).To(Succeed())
@@ -270,7 +270,7 @@ var _ = Describe("an installation", func() {
 		})
 
 		It("stays while an ADD is at work", func() {
-			lock, err := records.State.Lock(ctx, "ADD")
+			lock, err := records.State.Lock(ctx, time.Minute, "ADD")
 			Expect(err).NotTo(HaveOccurred())
 			short, cancel := context.WithTimeout(ctx, 5*dirStep)
 			defer cancel()

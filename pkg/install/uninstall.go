@@ -63,9 +63,7 @@ func (r Records) whenNone(ctx context.Context, fn func() error) (err error) {
 	if _, err := os.Stat(parent); err != nil {
 		return fmt.Errorf("see whether attachments are recorded: %w; in a container mount the node's %s there. If no plugin ever ran on this node since it booted, make that directory", err, parent)
 	}
-	ctx, cancel := context.WithTimeout(ctx, lockWait)
-	defer cancel()
-	lock, err := r.State.Lock(ctx, "uninstall")
+	lock, err := r.State.Lock(ctx, lockWait, "uninstall")
 	if err != nil {
 		return err
 	}

@@ -144,7 +144,7 @@ var _ = Describe("make image", func() {
 	}
 
 	DescribeTable("says what is missing", func(engine, says string) {
-		cmd := exec.Command("../../scripts/image.sh", "nowhere", "rdma-cni:test", "amd64")
+		cmd := exec.Command("../../deployment/build/image.sh", "nowhere", "rdma-cni:test", "amd64")
 		cmd.Env = []string{"PATH=" + tools(), "SOURCE_DATE_EPOCH=0", "VERSION=v1", "REVISION=abc", "ENGINE=" + engine}
 		out, err := cmd.CombinedOutput()
 		Expect(err).To(HaveOccurred())

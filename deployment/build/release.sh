@@ -5,7 +5,7 @@
 # depends on the clock, the user or the folder.
 set -eu
 export LC_ALL=C
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 out=$1 version=$2 epoch=$3
 shift 3
 rm -rf "$out"
@@ -17,7 +17,7 @@ for arch; do
 	mkdir "$work/$name"
 	cp "build/image/linux/$arch/usr/bin/rdma" "build/image/linux/$arch/usr/bin/rdma-cni" LICENSE README.md CHANGELOG.md "$work/$name/"
 	cp -R docs deployment "$work/$name/"
-	go run ./scripts/sbom "rdma-cni" "$version" "$epoch" "$work/$name/rdma" "$work/$name/rdma-cni" >"$out/$name.cdx.json"
+	go run ./deployment/build/sbom "rdma-cni" "$version" "$epoch" "$work/$name/rdma" "$work/$name/rdma-cni" >"$out/$name.cdx.json"
 	tar -c -C "$work" --sort=name --mtime="@$epoch" --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX --format=gnu "$name" |
 		gzip -n -9 >"$out/$name.tar.gz"
 done

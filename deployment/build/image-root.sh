@@ -4,7 +4,7 @@
 # are set, so that neither umask nor clock shows in the image.
 set -eu
 dir=$1 epoch=$2
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 mkdir -p "$dir/licenses"
 cp LICENSE "$dir/licenses/LICENSE"
 for name in entrypoint.sh entrypoint; do
