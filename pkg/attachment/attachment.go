@@ -11,7 +11,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"time"
 
 	"github.com/rdma-cni/rdma-cni/pkg/rdma"
@@ -161,10 +160,7 @@ type session struct {
 
 // open begins an operation. rdma.ErrNoSubsystem: this kernel has no RDMA.
 func (n *Node) open() (_ *session, err error) {
-	// The first locking of a thread makes the runtime start another: better now
-	// than when others wait for the node lock.
-	runtime.LockOSThread()
-	runtime.UnlockOSThread()
+	rdma.PrepareThreads() // better now than when others wait for the node lock
 	home, err := rdma.OwnNamespace()
 	if err != nil {
 		return nil, err

@@ -136,6 +136,13 @@ func (ns *Namespace) Run(fn func() error) (err error) {
 	return fn()
 }
 
+// PrepareThreads makes the runtime start the helper thread that it wants before
+// the first locked one, so that the first Run need not wait for it.
+func PrepareThreads() {
+	runtime.LockOSThread()
+	runtime.UnlockOSThread()
+}
+
 // NewNamespace makes a network namespace. It has no path: it goes, and the
 // kernel takes its RDMA devices home, when it is closed or the process ends.
 func NewNamespace() (ns *Namespace, err error) {

@@ -37,8 +37,11 @@ func traceCalls(comm, which string, do func() error) (t traced, err error) {
 	}
 	filter := fmt.Sprintf("comm == %q && (%s)", comm, which)
 	for _, setting := range [][2]string{
-		{"trace_clock", "mono"}, {"buffer_size_kb", "4096"}, {"trace", ""},
-		{"events/raw_syscalls/sys_enter/filter", filter}, {"events/raw_syscalls/sys_exit/filter", filter},
+		{"trace_clock", "mono"},
+		{"buffer_size_kb", "4096"},
+		{"trace", ""},
+		{"events/raw_syscalls/sys_enter/filter", filter},
+		{"events/raw_syscalls/sys_exit/filter", filter},
 		{"events/raw_syscalls/enable", "1"},
 	} {
 		if err := os.WriteFile(filepath.Join(tracing, setting[0]), []byte(setting[1]), 0); err != nil {
