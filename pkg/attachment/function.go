@@ -105,7 +105,7 @@ func owns(conn *rdma.Conn, f sysfs.Function, index uint32) (ok *bool, err error)
 	if err != nil {
 		return nil, err
 	}
-	found, err := f.HasVerbsNode(uverbs)
+	found, err := f.HasNode(uverbs)
 	return &found, err
 }
 

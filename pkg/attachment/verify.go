@@ -53,7 +53,7 @@ func (in *seen) look(conn *rdma.Conn, f sysfs.Function, devices []rdma.Device, r
 	if err != nil {
 		return err
 	}
-	chars, err := portNodes(conn, d, device)
+	chars, err := portNodes(conn, f, d, device)
 	if err != nil {
 		return err
 	}
@@ -84,7 +84,7 @@ func sameDevice(conn *rdma.Conn, f sysfs.Function, d *state.Device, device rdma.
 	// A device that kept its number needs no look into sysfs.
 	owned := slices.Contains(d.CharDevices, uverbs)
 	if !owned {
-		owned, err = f.HasVerbsNode(uverbs)
+		owned, err = f.HasNode(uverbs)
 	}
 	switch {
 	case err != nil:
@@ -99,7 +99,7 @@ func sameDevice(conn *rdma.Conn, f sysfs.Function, d *state.Device, device rdma.
 }
 
 // nodes lists the device's character devices, of the kinds that it had at home.
-func nodes(conn *rdma.Conn, d *state.Device, device rdma.Device) ([]string, error) {
+func nodes(conn *rdma.Conn, f sysfs.Function, d *state.Device, device rdma.Device) ([]string, error) {
 	uverbs, err := conn.Uverbs(device.Index)
 	if errors.Is(err, rdma.ErrDeviceNotFound) {
 		return nil, nil
@@ -107,33 +107,45 @@ func nodes(conn *rdma.Conn, d *state.Device, device rdma.Device) ([]string, erro
 	if err != nil {
 		return nil, err
 	}
-	others, err := portNodes(conn, d, device)
+	others, err := portNodes(conn, f, d, device)
 	return append([]string{uverbs}, others...), err
 }
 
 // portNodes lists the nodes of the device's ports, of the kinds that it had at
 // home, in the order of sysfs.CharDevices. Netlink tells them in a third of the
 // time that sysfs takes, whose entries are new after a move.
-func portNodes(conn *rdma.Conn, d *state.Device, device rdma.Device) ([]string, error) {
-	var nodes []string
-	for _, kind := range []sysfs.Kind{sysfs.Umad, sysfs.Issm} {
-		if !slices.ContainsFunc(d.CharDevices, func(name string) bool { return strings.HasPrefix(name, string(kind)) }) {
+func portNodes(conn *rdma.Conn, f sysfs.Function, d *state.Device, device rdma.Device) ([]string, error) {
+	had := func(kind sysfs.Kind) bool {
+		return slices.ContainsFunc(d.CharDevices, func(name string) bool { return strings.HasPrefix(name, string(kind)) })
+	}
+	if !had(sysfs.Umad) {
+		return nil, nil
+	}
+	var umads, issms []string
+	for port := uint32(1); port <= device.Ports; port++ {
+		umad, err := conn.Umad(device.Index, port)
+		if errors.Is(err, rdma.ErrDeviceNotFound) {
 			continue
 		}
-		first := len(nodes)
-		for port := uint32(1); port <= device.Ports; port++ {
-			node, err := conn.PortNode(device.Index, port, string(kind))
-			if errors.Is(err, rdma.ErrDeviceNotFound) {
-				continue
-			}
-			if err != nil {
-				return nil, err
-			}
-			nodes = append(nodes, node)
+		if err != nil {
+			return nil, err
 		}
-		slices.SortFunc(nodes[first:], byNumber)
+		umads = append(umads, umad)
+		if !had(sysfs.Issm) {
+			continue
+		}
+		// A port's two nodes have one number (ib_umad_init_port in
+		// drivers/infiniband/core/user_mad.c, 5.3 to 7.3).
+		issm := string(sysfs.Issm) + strings.TrimPrefix(umad, string(sysfs.Umad))
+		if there, err := f.HasNode(issm); err != nil {
+			return nil, err
+		} else if there {
+			issms = append(issms, issm)
+		}
 	}
-	return nodes, nil
+	slices.SortFunc(umads, byNumber)
+	slices.SortFunc(issms, byNumber)
+	return append(umads, issms...), nil
 }
 
 func byNumber(a, b string) int {

@@ -139,15 +139,19 @@ func (f Function) CharDevices() ([]CharDevice, error) {
 	return list, nil
 }
 
-// HasVerbsNode tells whether one of the function's RDMA devices, in whichever
-// namespace, has the verbs node of that name.
-func (f Function) HasVerbsNode(name string) (bool, error) {
-	err := unix.Access(f.path("infiniband_verbs", name), unix.F_OK)
+// HasNode tells whether one of the function's RDMA devices, in whichever
+// namespace, has the character device of that name.
+func (f Function) HasNode(name string) (bool, error) {
+	class := "infiniband_mad"
+	if strings.HasPrefix(name, string(Uverbs)) {
+		class = "infiniband_verbs"
+	}
+	err := unix.Access(f.path(class, name), unix.F_OK)
 	if errors.Is(err, unix.ENOENT) {
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("verbs node %s of %s: %w", name, f, os.NewSyscallError("access", err))
+		return false, fmt.Errorf("character device %s of %s: %w", name, f, os.NewSyscallError("access", err))
 	}
 	return true, nil
 }
