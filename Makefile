@@ -20,6 +20,8 @@ BED      := build/bed
 VM       := .cache/bin/vm
 E2E       = $(VM) run -share $(BED) -e KERNELS="$(KERNELS)"
 FUZZTIME ?= 3s
+# Of Debian, in the guest.
+PODMAN   := podman buildah crun busybox-static
 
 # What is released. In the image nothing is newer than the commit.
 ARCHES   := amd64 arm64 ppc64le s390x
@@ -31,7 +33,7 @@ SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 GOLANGCI_LINT_VERSION := v2.15.0
 GOLANGCI_LINT := .cache/bin/golangci-lint-$(GOLANGCI_LINT_VERSION)
 
-.PHONY: help build image image-context release bench test test-unit test-e2e test-kernels test-podman test-image test-release soak fuzz demo lint fmt bed chain clean FORCE
+.PHONY: help build image image-context release bench test test-unit test-e2e test-kernels test-podman test-containerd test-image test-release soak fuzz demo lint fmt bed chain clean FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,16 +60,16 @@ image: image-context ## the image, with buildah, podman or docker (IMAGE=name IM
 release: $(ARCHES:%=build/image/linux/%) ## archives for all architectures, bills of materials and checksums, in build/release
 	deployment/build/release.sh build/release $(VERSION) $(SOURCE_DATE_EPOCH) $(ARCHES)
 
-test: test-unit fuzz test-e2e test-kernels test-podman test-image test-release ## everything, on real kernels too
+test: test-unit fuzz test-e2e test-kernels test-podman test-containerd test-image test-release ## everything, on real kernels too
 
 test-unit: ## tests that need neither root nor RDMA
 	$(GO) vet ./...
-	$(GO) test -race -count=1 ./cmd/... ./pkg/... ./test/vm/... # the contract tests build the plugin, which go's cache does not see
+	$(GO) test -race -count=1 ./cmd/... ./pkg/... ./test/vm/... ./test/manifests/... # the contract tests build the plugin, which go's cache does not see
 
 # The specs labelled "alone" unfit the guest for others: they get one of their own.
 test-e2e: bed ## the tests on a real kernel, in a virtual machine (KERNEL=6.1)
-	$(E2E) -kernel $(KERNEL) -timeout 30m -- /bed/guest.sh -ginkgo.label-filter='!alone && !podman' $(ARGS)
-	$(E2E) -kernel $(KERNEL) -timeout 5m -- /bed/guest.sh -ginkgo.label-filter='alone' $(ARGS)
+	$(E2E) -kernel $(KERNEL) -timeout 30m -- /bed/guest.sh -ginkgo.label-filter='!alone && !podman && !containerd' $(ARGS)
+	$(E2E) -kernel $(KERNEL) -timeout 5m -- /bed/guest.sh -ginkgo.label-filter='alone && !containerd' $(ARGS)
 
 test-kernels: bed ## what differs from kernel to kernel, on the other ones
 	@for kernel in $(OTHER_KERNELS); do \
@@ -88,13 +90,13 @@ fuzz: ## each fuzz target for FUZZTIME
 	done
 
 test-podman: bed ## the plugin under Debian's podman, in a virtual machine
-	sh test/e2e/podman-root.sh $(CURDIR)/.cache .cache/podman/root
+	sh test/e2e/debian-root.sh $(CURDIR)/.cache podman $(PODMAN)
 	cp .cache/podman/root.tar $(BED)/
 	$(E2E) -kernel $(KERNEL) -timeout 5m -- sh -c 'tar -x -C / -f /bed/root.tar && exec /bed/guest.sh -ginkgo.label-filter="podman && !image" $(ARGS)'
 	rm $(BED)/root.tar
 
 test-image: bed image-context ## the image, built by Debian's podman and buildah and run, in a virtual machine
-	sh test/e2e/podman-root.sh $(CURDIR)/.cache .cache/podman/root
+	sh test/e2e/debian-root.sh $(CURDIR)/.cache podman $(PODMAN)
 	cp .cache/podman/root.tar $(BED)/
 	rm -rf $(BED)/image && cp -a build/image $(BED)/image && cp deployment/build/image.sh $(BED)/image/
 	$(E2E) -kernel $(KERNEL) -timeout 20m -- sh -c 'tar -x -C / -f /bed/root.tar && exec /bed/guest.sh -ginkgo.label-filter=image $(ARGS)'
@@ -102,6 +104,20 @@ test-image: bed image-context ## the image, built by Debian's podman and buildah
 
 test-release: ## what make release makes, made twice
 	$(GO) test -count=1 ./test/release
+
+# Debian's containerd, and containerd 2 from source with Debian's runc. A reboot
+# takes two guests: what the first leaves on disk goes over to the second.
+test-containerd: bed ## the plugin under containerd 1.6 and 2, in virtual machines
+	sh test/e2e/debian-root.sh $(CURDIR)/.cache containerd containerd runc
+	mkdir -p $(BED)/containerd2
+	cd test/containerd && CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o $(CURDIR)/$(BED)/containerd2/ tool
+	cp .cache/containerd/root.tar test/e2e/containerd.sh $(BED)/
+	for version in 1.6 2; do \
+		for specs in 'containerd && !alone' before-reboot after-reboot; do \
+			$(E2E) -kernel $(KERNEL) -timeout 20m -e CONTAINERD_VERSION=$$version -- /bed/containerd.sh -ginkgo.label-filter="$$specs" $(ARGS) || exit; \
+		done; \
+	done
+	rm -r $(BED)/root.tar $(BED)/containerd2 $(BED)/reboot.tar
 
 bench: chain ## measure the plugin in a virtual machine (N=50 rounds, BASE=rev compares with another commit, ICOUNT=1 counts instructions)
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o $(BED)/bin/ ./test/bench ./test/bench/empty
@@ -113,7 +129,12 @@ bench: chain ## measure the plugin in a virtual machine (N=50 rounds, BASE=rev c
 # What the guest gets: plugin and companion, delegate and runtime, and the tests.
 bed: chain
 	CGO_ENABLED=0 $(GO) test -c -trimpath -ldflags '-s -w' -o $(BED)/bin/e2e.test ./test/e2e
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o $(BED)/bin/ \
+		github.com/containernetworking/plugins/plugins/main/loopback \
+		github.com/containernetworking/plugins/plugins/meta/sbr \
+		github.com/containernetworking/plugins/plugins/meta/tuning
 	cp test/e2e/guest.sh $(BED)/
+	rm -rf $(BED)/examples && cp -r deployment/examples $(BED)/
 
 chain: $(VM)
 	@$(VM) prepare -kernel $(KERNEL)
