@@ -6,6 +6,7 @@
  *   add key=value ...
  *   del NAME|ID|*
  *   fault NAME|ID|* remove-delay-ms=N | enable-errno=N
+ *   port NAME|ID|* pkey=N | state=down|init|active
  */
 #include <linux/miscdevice.h>
 #include <linux/module.h>
@@ -210,6 +211,29 @@ static int sim_parse_number(const char *value, unsigned int max, unsigned int *o
 	return err ? err : *out < 1 || *out > max ? -EINVAL : 0;
 }
 
+static int sim_parse_pkey(const char *value, unsigned int *out)
+{
+	int err = kstrtouint(value, 0, out);
+
+	return err ? err : *out < 1 || *out > 0xffff ? -EINVAL : 0;
+}
+
+static int sim_parse_state(const char *value, unsigned int *out)
+{
+	static const struct { const char *name; unsigned int state; } states[] = {
+		{ "down", IB_PORT_DOWN }, { "init", IB_PORT_INIT }, { "active", IB_PORT_ACTIVE },
+	};
+	unsigned int i;
+
+	for (i = 0; i < ARRAY_SIZE(states); i++) {
+		if (!strcmp(value, states[i].name)) {
+			*out = states[i].state;
+			return 0;
+		}
+	}
+	return -EINVAL;
+}
+
 static int sim_parse_parent(struct sim_spec *spec, const char *value)
 {
 	if (!strcmp(value, "none")) {
@@ -238,6 +262,8 @@ static int sim_parse_key(struct sim_spec *spec, unsigned int *count,
 		return sim_parse_number(value, SIM_COUNT_MAX, count);
 	if (!strcmp(key, "ports"))
 		return sim_parse_number(value, SIM_MAX_PORTS, &spec->ports);
+	if (!strcmp(key, "pkey"))
+		return sim_parse_pkey(value, &spec->pkey);
 	if (!strcmp(key, "link"))
 		return sim_parse_choice(value, "eth", "ib", &spec->ib_link);
 	if (!strcmp(key, "guid"))
@@ -255,7 +281,7 @@ static int sim_parse_key(struct sim_spec *spec, unsigned int *count,
 
 static int sim_cmd_add(char *args)
 {
-	struct sim_spec spec = { .name = "rdmasim%d", .ports = 1, .movable = true };
+	struct sim_spec spec = { .name = "rdmasim%d", .ports = 1, .pkey = 0xffff, .movable = true };
 	unsigned int count = 1;
 	char *word;
 	int err;
@@ -352,6 +378,54 @@ static int sim_cmd_fault(char *args)
 	return err;
 }
 
+/* What a subnet manager does to an InfiniBand port, and the event that follows. */
+static void sim_set_port(struct sim_ib *ib, bool state, unsigned int value)
+{
+	struct ib_event event = { .device = &ib->ibdev };
+	unsigned int port;
+
+	if (state) {
+		WRITE_ONCE(ib->ib_state, value);
+		event.event = value == IB_PORT_ACTIVE ? IB_EVENT_PORT_ACTIVE : IB_EVENT_PORT_ERR;
+	} else {
+		WRITE_ONCE(ib->pkey, value);
+		event.event = IB_EVENT_PKEY_CHANGE;
+	}
+	for (port = 1; port <= ib->ibdev.phys_port_cnt; port++) {
+		event.element.port_num = port;
+		ib_dispatch_event(&event);
+	}
+}
+
+static int sim_cmd_port(char *args)
+{
+	char *which = strsep(&args, " \t");
+	char *key = args ? strim(args) : NULL;
+	char *value = key ? strchr(key, '=') : NULL;
+	struct sim *sim;
+	unsigned int n;
+	bool state;
+	int err;
+
+	if (!value)
+		return -EINVAL;
+	*value++ = '\0';
+	err = sim_parse_choice(key, "pkey", "state", &state);
+	if (!err)
+		err = state ? sim_parse_state(value, &n) : sim_parse_pkey(value, &n);
+	if (err)
+		return err;
+
+	mutex_lock(&sim_lock);
+	err = sim_check_which(which);
+	if (!err)
+		list_for_each_entry(sim, &sims, entry)
+			if (sim->ib && sim->spec.ib_link && sim_matches(sim, which))
+				sim_set_port(sim->ib, state, n);
+	mutex_unlock(&sim_lock);
+	return err;
+}
+
 static int sim_command(char *line)
 {
 	char *args = strim(line);
@@ -363,6 +437,8 @@ static int sim_command(char *line)
 		return sim_cmd_del(args);
 	if (!strcmp(verb, "fault"))
 		return sim_cmd_fault(args);
+	if (!strcmp(verb, "port"))
+		return sim_cmd_port(args);
 	return -EINVAL;
 }
 

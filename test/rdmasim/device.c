@@ -86,6 +86,8 @@ int sim_register(struct sim *sim)
 	ib->ibdev.dev.parent = sim->parent;
 	strscpy(ib->ibdev.node_desc, "rdmasim", sizeof(ib->ibdev.node_desc));
 	ib->ib_link = sim->spec.ib_link;
+	ib->pkey = sim->spec.pkey;
+	ib->ib_state = IB_PORT_ACTIVE;
 	ib->follows_netdev = !sim->spec.ib_link &&
 		(sim->spec.parent == SIM_PARENT_PCI || sim->spec.netdev);
 	atomic_set(&ib->next_qpn, 0x10);

@@ -39,6 +39,7 @@ struct sim_spec {
 	enum sim_parent parent;
 	char parent_name[SIM_NAME_MAX];
 	unsigned int ports;
+	unsigned int pkey;
 	bool ib_link;
 	bool movable;
 	bool zero_guid;
@@ -66,6 +67,8 @@ struct sim_ib {
 	bool registered;
 	bool active[SIM_MAX_PORTS];
 	__be64 guid;
+	u16 pkey;			/* the one entry of each port's table */
+	enum ib_port_state ib_state;	/* of a port with an InfiniBand link */
 	atomic_t next_qpn;
 	atomic_t remove_delay_ms;	/* one-shot faults */
 	atomic_t enable_errno;

@@ -13,8 +13,15 @@
 
 struct sim_ucontext { struct ib_ucontext ibuc; };
 struct sim_pd { struct ib_pd ibpd; };
-struct sim_cq { struct ib_cq ibcq; };
-struct sim_qp { struct ib_qp ibqp; struct ib_qp_attr attr; struct ib_qp_init_attr init; };
+struct sim_cq { struct ib_cq ibcq; spinlock_t lock; struct list_head done; };
+struct sim_qp {
+	struct ib_qp ibqp;
+	struct ib_qp_attr attr;
+	struct ib_qp_init_attr init;
+	struct list_head posted;	/* receives, under the lock of the receive CQ */
+};
+/* A receive that was posted. Nothing ever arrives: it ends when its QP does. */
+struct sim_recv { struct list_head entry; struct ib_qp *qp; u64 wr_id; };
 struct sim_ah { struct ib_ah ibah; };
 
 static int sim_query_device(struct ib_device *ibdev, struct ib_device_attr *attr,
@@ -63,8 +70,8 @@ static int sim_query_port(struct ib_device *ibdev, u32 port, struct ib_port_attr
 	bool up = sim_port_is_up(ib, port);
 
 	/* attr comes zeroed; subnet_prefix and the like are ib_core's. */
-	attr->state = up ? IB_PORT_ACTIVE : IB_PORT_DOWN;
-	attr->phys_state = up ? IB_PORT_PHYS_STATE_LINK_UP : IB_PORT_PHYS_STATE_DISABLED;
+	attr->state = ib->ib_link ? READ_ONCE(ib->ib_state) : up ? IB_PORT_ACTIVE : IB_PORT_DOWN;
+	attr->phys_state = up && attr->state != IB_PORT_DOWN ? IB_PORT_PHYS_STATE_LINK_UP : IB_PORT_PHYS_STATE_DISABLED;
 	attr->max_mtu = IB_MTU_4096;
 	attr->active_mtu = ib->ib_link ? IB_MTU_4096 : IB_MTU_1024;
 	attr->gid_tbl_len = SIM_GID_TABLE;
@@ -134,7 +141,7 @@ static int sim_query_pkey(struct ib_device *ibdev, u32 port, u16 index, u16 *pke
 {
 	if (index)
 		return -EINVAL;
-	*pkey = 0xffff;
+	*pkey = READ_ONCE(to_sim_ib(ibdev)->pkey);
 	return 0;
 }
 
@@ -178,6 +185,7 @@ static int sim_create_qp(struct ib_qp *ibqp, struct ib_qp_init_attr *init,
 	struct sim_qp *qp = container_of(ibqp, struct sim_qp, ibqp);
 
 	qp->init = *init;
+	INIT_LIST_HEAD(&qp->posted);
 	if (init->qp_type == IB_QPT_SMI)
 		ibqp->qp_num = 0;
 	else if (init->qp_type == IB_QPT_GSI)
@@ -190,8 +198,20 @@ static int sim_create_qp(struct ib_qp *ibqp, struct ib_qp_init_attr *init,
 static int sim_modify_qp(struct ib_qp *ibqp, struct ib_qp_attr *attr, int mask,
 			 struct ib_udata *udata)
 {
-	if (mask & IB_QP_STATE)
-		container_of(ibqp, struct sim_qp, ibqp)->attr.qp_state = attr->qp_state;
+	struct sim_qp *qp = container_of(ibqp, struct sim_qp, ibqp);
+
+	if (!(mask & IB_QP_STATE))
+		return 0;
+	qp->attr.qp_state = attr->qp_state;
+	/* IPoIB waits seconds for its receives when its interface goes down. */
+	if (attr->qp_state == IB_QPS_ERR && ibqp->recv_cq) {
+		struct sim_cq *cq = container_of(ibqp->recv_cq, struct sim_cq, ibcq);
+		unsigned long flags;
+
+		spin_lock_irqsave(&cq->lock, flags);
+		list_splice_tail_init(&qp->posted, &cq->done);
+		spin_unlock_irqrestore(&cq->lock, flags);
+	}
 	return 0;
 }
 
@@ -205,8 +225,29 @@ static int sim_query_qp(struct ib_qp *ibqp, struct ib_qp_attr *attr, int mask,
 	return 0;
 }
 
-static int sim_destroy_qp(struct ib_qp *qp, struct ib_udata *udata)
+static void sim_drop_recvs(struct list_head *list, struct ib_qp *qp)
 {
+	struct sim_recv *recv, *next;
+
+	list_for_each_entry_safe(recv, next, list, entry)
+		if (!qp || recv->qp == qp) {
+			list_del(&recv->entry);
+			kfree(recv);
+		}
+}
+
+static int sim_destroy_qp(struct ib_qp *ibqp, struct ib_udata *udata)
+{
+	struct sim_qp *qp = container_of(ibqp, struct sim_qp, ibqp);
+	struct sim_cq *cq = container_of(ibqp->recv_cq, struct sim_cq, ibcq);
+	unsigned long flags;
+
+	if (!ibqp->recv_cq)
+		return 0;
+	spin_lock_irqsave(&cq->lock, flags);
+	sim_drop_recvs(&qp->posted, NULL);
+	sim_drop_recvs(&cq->done, ibqp);
+	spin_unlock_irqrestore(&cq->lock, flags);
 	return 0;
 }
 
@@ -220,9 +261,29 @@ static int sim_post_send(struct ib_qp *qp, const struct ib_send_wr *wr,
 	return -EIO;
 }
 
-static int sim_post_recv(struct ib_qp *qp, const struct ib_recv_wr *wr,
+/* Only UD queue pairs keep what is posted: those of ib_mad give up theirs unasked. */
+static int sim_post_recv(struct ib_qp *ibqp, const struct ib_recv_wr *wr,
 			 const struct ib_recv_wr **bad_wr)
 {
+	struct sim_qp *qp = container_of(ibqp, struct sim_qp, ibqp);
+	struct sim_cq *cq = container_of(ibqp->recv_cq, struct sim_cq, ibcq);
+	unsigned long flags;
+
+	if (ibqp->qp_type != IB_QPT_UD || !ibqp->recv_cq)
+		return 0;
+	for (; wr; wr = wr->next) {
+		struct sim_recv *recv = kmalloc(sizeof(*recv), GFP_ATOMIC);
+
+		if (!recv) {
+			*bad_wr = wr;
+			return -ENOMEM;
+		}
+		recv->qp = ibqp;
+		recv->wr_id = wr->wr_id;
+		spin_lock_irqsave(&cq->lock, flags);
+		list_add_tail(&recv->entry, &qp->posted);
+		spin_unlock_irqrestore(&cq->lock, flags);
+	}
 	return 0;
 }
 
@@ -234,18 +295,39 @@ static int sim_create_cq(struct ib_cq *cq, const struct ib_cq_init_attr *attr,
 			 struct ib_udata *udata)
 #endif
 {
+	struct sim_cq *sim = container_of(cq, struct sim_cq, ibcq);
+
 	cq->cqe = attr->cqe;
+	spin_lock_init(&sim->lock);
+	INIT_LIST_HEAD(&sim->done);
 	return 0;
 }
 
 static int sim_destroy_cq(struct ib_cq *cq, struct ib_udata *udata)
 {
+	sim_drop_recvs(&container_of(cq, struct sim_cq, ibcq)->done, NULL);
 	return 0;
 }
 
-static int sim_poll_cq(struct ib_cq *cq, int num_entries, struct ib_wc *wc)
+static int sim_poll_cq(struct ib_cq *ibcq, int num_entries, struct ib_wc *wc)
 {
-	return 0;
+	struct sim_cq *cq = container_of(ibcq, struct sim_cq, ibcq);
+	struct sim_recv *recv;
+	unsigned long flags;
+	int n = 0;
+
+	spin_lock_irqsave(&cq->lock, flags);
+	for (; n < num_entries && !list_empty(&cq->done); n++) {
+		recv = list_first_entry(&cq->done, struct sim_recv, entry);
+		wc[n] = (struct ib_wc) {
+			.wr_id = recv->wr_id, .qp = recv->qp,
+			.status = IB_WC_WR_FLUSH_ERR, .opcode = IB_WC_RECV,
+		};
+		list_del(&recv->entry);
+		kfree(recv);
+	}
+	spin_unlock_irqrestore(&cq->lock, flags);
+	return n;
 }
 
 static int sim_req_notify_cq(struct ib_cq *cq, enum ib_cq_notify_flags flags)
