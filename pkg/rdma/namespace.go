@@ -79,6 +79,9 @@ func identify(fd int) (NamespaceID, error) {
 // ID identifies the namespace.
 func (ns *Namespace) ID() NamespaceID { return ns.id }
 
+// FD is the open file, for requests that name a namespace by one.
+func (ns *Namespace) FD() int { return ns.fd }
+
 // Close closes the file; the namespace goes when nothing else holds it.
 func (ns *Namespace) Close() error {
 	err := os.NewSyscallError("close", unix.Close(ns.fd))

@@ -14,7 +14,9 @@ import (
 // MountHere opens a sysfs that shows the network namespace of the calling
 // thread, without attaching it anywhere: it goes with close. The FS is good for
 // any thread of the process (fsopen(2), since 5.2).
-func MountHere() (fs FS, closeFS func() error, err error) {
+func MountHere() (fs FS, closeFS func() error, err error) { return mountHere(unix.MOUNT_ATTR_RDONLY) }
+
+func mountHere(attributes int) (fs FS, closeFS func() error, err error) {
 	context, err := unix.Fsopen("sysfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		return "", nil, os.NewSyscallError("fsopen sysfs", err)
@@ -23,7 +25,7 @@ func MountHere() (fs FS, closeFS func() error, err error) {
 	if err := unix.FsconfigCreate(context); err != nil {
 		return "", nil, os.NewSyscallError("fsconfig sysfs", err)
 	}
-	mount, err := unix.Fsmount(context, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_RDONLY)
+	mount, err := unix.Fsmount(context, unix.FSMOUNT_CLOEXEC, attributes)
 	if err != nil {
 		return "", nil, os.NewSyscallError("fsmount sysfs", err)
 	}

@@ -355,3 +355,23 @@ var _ = It("the default is the machine's own sysfs, and so is that of the librar
 	Expect(filepath.Join(string(sysfs.Default), "bus/pci/devices")).To(Equal(rdmamap.PciDevDir))
 	Expect(filepath.Join(string(sysfs.Default), "bus/auxiliary/devices")).To(Equal(rdmamap.AuxDevDir))
 })
+
+var _ = Describe("an InfiniBand port", func() {
+	const port = "class/infiniband/mlx5_3/ports/1/"
+
+	It("has a GUID and a partition", func() {
+		fs := tree(port+"gids/0 = fe80:0000:0000:0000:0002:c903:0000:0001", port+"pkeys/0 = 0x8005")
+		Expect(fs.IBPort("mlx5_3", 1)).To(Equal(sysfs.IBPort{GUID: 0x2c90300000001, PKey: 0x8005}))
+	})
+
+	DescribeTable("that cannot be read is an error", func(says string, items ...string) {
+		_, err := tree(items...).IBPort("mlx5_3", 1)
+		Expect(err).To(MatchError(And(ContainSubstring("mlx5_3 port 1"), ContainSubstring(says))))
+	},
+		Entry("no port", "no such file", port),
+		Entry("no GID", "is none", port+"gids/0 = x", port+"pkeys/0 = 0xffff"),
+		Entry("a GID of another kind", "is none", port+"gids/0 = 10.0.0.1", port+"pkeys/0 = 0xffff"),
+		Entry("no partition", "no such file", port+"gids/0 = fe80::1"),
+		Entry("a partition that is none", "partition key", port+"gids/0 = fe80::1", port+"pkeys/0 = 0x10000"),
+	)
+})
