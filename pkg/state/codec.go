@@ -50,6 +50,14 @@ func (r *Record) encode() ([]byte, error) {
 		w.device(&r.Devices[i])
 	}
 	w.end(']')
+	if len(r.Interfaces) > 0 {
+		// Only a device with InfiniBand ports has them: what costs time does
+		// so for it alone.
+		w.marshal("interfaces", r.Interfaces)
+	}
+	if r.Foreign {
+		w.boolean("foreign", true)
+	}
 	if r.Reason != "" {
 		w.text("reason", r.Reason)
 	}
@@ -75,6 +83,17 @@ func (w *writer) device(d *Device) {
 	}
 	if len(d.TrafficClass) > 0 {
 		w.numbers("trafficClass", d.TrafficClass)
+	}
+	if len(d.Ports) > 0 {
+		w.key("ports")
+		w.begin('[')
+		for _, p := range d.Ports {
+			w.begin('{')
+			w.text("guid", p.GUID.String())
+			w.number("pkey", uint64(p.PKey))
+			w.end('}')
+		}
+		w.end(']')
 	}
 	w.end('}')
 }
@@ -121,6 +140,17 @@ func (w *writer) text(key, value string) {
 func (w *writer) number(key string, value uint64) {
 	w.key(key)
 	w.out = strconv.AppendUint(w.out, value, 10)
+}
+
+func (w *writer) boolean(key string, value bool) {
+	w.key(key)
+	w.out = strconv.AppendBool(w.out, value)
+}
+
+func (w *writer) marshal(key string, value any) {
+	w.key(key)
+	out, err := json.Marshal(value)
+	w.out, w.err = append(w.out, out...), errors.Join(w.err, err)
 }
 
 func (w *writer) texts(key string, values []string) {
@@ -171,6 +201,8 @@ func (r *Record) readFrom(top *object) error {
 	top.read("network", &r.Network)
 	top.read("bus", &bus)
 	top.read("function", &r.Function)
+	top.read("interfaces", &r.Interfaces)
+	top.read("foreign", &r.Foreign)
 	top.read("reason", &r.Reason)
 	top.read("since", &since)
 	r.Phase, r.Bus = Phase(phase), sysfs.Bus(bus)
@@ -213,10 +245,30 @@ func readDevice(data []byte) (Device, error) {
 	keys.read("charDevicesInPod", &d.CharDevicesInPod)
 	keys.read("tos", &d.TOS)
 	keys.read("trafficClass", &d.TrafficClass)
+	var ports []json.RawMessage
+	keys.read("ports", &ports)
+	for _, raw := range ports {
+		p, err := readPort(raw)
+		if err != nil {
+			return d, fmt.Errorf("ports: %w", err)
+		}
+		d.Ports = append(d.Ports, p)
+	}
 	if keys.err != nil {
 		return d, keys.err
 	}
 	return d, d.NodeGUID.UnmarshalText([]byte(guid))
+}
+
+func readPort(data []byte) (p Port, err error) {
+	keys, err := readObject(data)
+	if err != nil {
+		return p, err
+	}
+	var guid string
+	keys.read("guid", &guid)
+	keys.read("pkey", &p.PKey)
+	return p, errors.Join(keys.err, p.GUID.UnmarshalText([]byte(guid)))
 }
 
 // validate refuses what no ADD has written.

@@ -20,14 +20,19 @@ const lockFile = "lock"
 // are. The kernel drops it with the process.
 type Lock struct{ fd int }
 
-// LockTimeoutError says that the node lock was not free in time.
+// LockTimeoutError says that a lock was not free in time.
 type LockTimeoutError struct {
+	Path   string // of another plugin's lock; "" is the node lock
 	Wait   time.Duration
 	Holder string // what the holder wrote about itself, and how it is doing
 }
 
 func (e *LockTimeoutError) Error() string {
-	return fmt.Sprintf("the node lock of RDMA moves was not free within %s; it is held by %s", e.Wait.Round(time.Millisecond), e.Holder)
+	lock := "the node lock of RDMA moves"
+	if e.Path != "" {
+		lock = "the lock " + e.Path
+	}
+	return fmt.Sprintf("%s was not free within %s; it is held by %s", lock, e.Wait.Round(time.Millisecond), e.Holder)
 }
 
 // Lock takes the node lock and makes the directory if need be. Within wait, or

@@ -266,3 +266,41 @@ var _ = Describe("the node lock", func() {
 		}, "open the node lock"),
 	)
 })
+
+var _ = Describe("the lock of another plugin", func() {
+	var path string
+	BeforeEach(func() { path = filepath.Join(GinkgoT().TempDir(), "ib-sriov", "cni.lock") })
+	take := func(wait time.Duration) (*Lock, error) {
+		ctx, cancel := context.WithTimeout(context.Background(), wait)
+		defer cancel()
+		return LockOther(ctx, path)
+	}
+
+	It("is none where that plugin has no directory, and none is made", func() {
+		l, err := take(patient)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(l).To(BeNil())
+		Expect(filepath.Dir(path)).NotTo(BeADirectory())
+	})
+
+	It("is waited for, bounded, and nothing is written into its file", func() {
+		Expect(os.Mkdir(filepath.Dir(path), 0o755)).To(Succeed())
+		first, err := take(patient)
+		Expect(err).NotTo(HaveOccurred())
+		_, err = take(10 * time.Millisecond)
+		var timeout *LockTimeoutError
+		Expect(errors.As(err, &timeout)).To(BeTrue(), "%v", err)
+		Expect(err).To(MatchError(And(ContainSubstring(path), ContainSubstring("the plugin ib-sriov"))))
+		Expect(first.Release()).To(Succeed())
+		second, err := take(patient)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(second.Release()).To(Succeed())
+		Expect(os.ReadFile(path)).To(BeEmpty())
+	})
+
+	It("that cannot be opened is an error", func() {
+		Expect(os.MkdirAll(path, 0o755)).To(Succeed())
+		_, err := take(patient)
+		Expect(err).To(MatchError(ContainSubstring("open the lock of another plugin")))
+	})
+})

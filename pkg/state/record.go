@@ -10,16 +10,18 @@ import (
 	"encoding/hex"
 	"fmt"
 	"hash/fnv"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/rdma-cni/rdma-cni/pkg/ipoib"
 	"github.com/rdma-cni/rdma-cni/pkg/rdma"
 	"github.com/rdma-cni/rdma-cni/pkg/sysfs"
 )
 
 // Version is the format of the records written. A higher minor version adds
 // fields, a higher major one changes what the old fields mean.
-const Version = "2.0"
+const Version = "2.1"
 
 // Phase says how far an attachment has come.
 type Phase string
@@ -71,7 +73,19 @@ type Device struct {
 	// the attachment changes it.
 	TOS          []int
 	TrafficClass []int
+	// Ports are those of a device with InfiniBand ports, from port 1 on. They
+	// tell that it is one.
+	Ports []Port
 }
+
+// Port is an InfiniBand port as it was when its device was attached.
+type Port struct {
+	GUID rdma.GUID
+	PKey uint16 // the first entry of its partition table
+}
+
+// KeyText writes the partition key as sysfs does.
+func (p Port) KeyText() string { return fmt.Sprintf("%#04x", p.PKey) }
 
 // Record is all that is needed to bring an attachment's device home.
 type Record struct {
@@ -84,8 +98,18 @@ type Record struct {
 	Bus      sysfs.Bus
 	Function string   // address of the parent function
 	Devices  []Device // in the order in which they are moved
-	Reason   string   // of Skipped
-	Since    time.Time
+	// Interfaces are the IPoIB interfaces of the function as they were before
+	// the first move, since each move makes fresh ones.
+	Interfaces []ipoib.Interface
+	// Foreign: another plugin moved the devices, and brings them home.
+	Foreign bool
+	Reason  string // of Skipped
+	Since   time.Time
+}
+
+// InfiniBand tells whether the record is about InfiniBand ports.
+func (r *Record) InfiniBand() bool {
+	return slices.ContainsFunc(r.Devices, func(d Device) bool { return len(d.Ports) > 0 })
 }
 
 // Owner describes whose attachment it is, for error messages.

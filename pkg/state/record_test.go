@@ -3,6 +3,7 @@ package state
 import (
 	"encoding/json"
 	"errors"
+	"net/netip"
 	"os"
 	"strings"
 	"time"
@@ -10,6 +11,7 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	"github.com/rdma-cni/rdma-cni/pkg/ipoib"
 	"github.com/rdma-cni/rdma-cni/pkg/rdma"
 	"github.com/rdma-cni/rdma-cni/pkg/sysfs"
 )
@@ -28,8 +30,22 @@ func record() *Record {
 			Index: 3, Name: "mlx5_3", NameInPod: "rail0", NodeGUID: 0x505400fffe123457,
 			CharDevices: []string{"uverbs3", "umad3"}, CharDevicesInPod: []string{"uverbs4"},
 			TOS: []int{104}, TrafficClass: []int{-1},
+			Ports: []Port{{GUID: 0x505400fffe123457, PKey: 0x8005}, {PKey: 0xffff}},
 		}},
-		Since: time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC),
+		Interfaces: []ipoib.Interface{{
+			Name: "net1", Alias: "ib3", PortGUID: 0x505400fffe123457, PKey: 0x8005, Connected: true, Umcast: true, MTU: 2044, TxQueue: 256, Up: true,
+			Addresses: []ipoib.Address{{
+				Local: netip.MustParsePrefix("10.1.1.1/32"), Peer: netip.MustParsePrefix("10.1.1.2/30"), Broadcast: netip.MustParseAddr("10.1.1.3"),
+				Label: "net1:x", Scope: 253, Flags: 0x200, Tentative: true, Valid: 5000, Preferred: 4000,
+			}},
+			Routes: []ipoib.Route{{
+				Destination: netip.MustParsePrefix("fd00::/8"), Gateway: netip.MustParseAddr("fd00::1"), Source: netip.MustParseAddr("fd00::2"),
+				Table: 77, Priority: 50, Scope: 253, Protocol: 3, Type: 1, TOS: 4, Flags: 4, MTU: 1400, MTULock: true, AdvMSS: 1300, Window: 9,
+				HopLimit: 3, InitCwnd: 10, InitRwnd: 11, RTOMin: 12, QuickACK: 1, Congestion: "cubic",
+			}},
+		}, {Name: "part", Home: true, Child: true, PKey: 0x8006, MTU: 4092}},
+		Foreign: true,
+		Since:   time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC),
 	}
 }
 
@@ -154,7 +170,17 @@ var _ = Describe("a record", func() {
 			"bus": "pci", "function": "0000:3b:00.2",
 			"devices": [{"index": 3, "name": "mlx5_3", "nameInPod": "rail0", "nodeGUID": "5054:00ff:fe12:3457",
 				"charDevices": ["uverbs3", "umad3"], "charDevicesInPod": ["uverbs4"],
-				"tos": [104], "trafficClass": [-1]}],
+				"tos": [104], "trafficClass": [-1],
+				"ports": [{"guid": "5054:00ff:fe12:3457", "pkey": 32773}, {"guid": "0000:0000:0000:0000", "pkey": 65535}]}],
+			"interfaces": [
+				{"name": "net1", "alias": "ib3", "portGUID": "5054:00ff:fe12:3457", "pkey": 32773, "connected": true, "umcast": true, "mtu": 2044, "txQueue": 256, "up": true,
+					"addresses": [{"local": "10.1.1.1/32", "peer": "10.1.1.2/30", "broadcast": "10.1.1.3", "label": "net1:x", "scope": 253, "flags": 512,
+						"tentative": true, "valid": 5000, "preferred": 4000}],
+					"routes": [{"destination": "fd00::/8", "gateway": "fd00::1", "source": "fd00::2", "table": 77, "priority": 50, "scope": 253, "protocol": 3,
+						"type": 1, "tos": 4, "flags": 4, "mtu": 1400, "mtuLock": true, "advMSS": 1300, "window": 9, "hopLimit": 3, "initCwnd": 10, "initRwnd": 11,
+						"rtoMin": 12, "quickACK": 1, "congestion": "cubic"}]},
+				{"name": "part", "home": true, "child": true, "portGUID": "0000:0000:0000:0000", "pkey": 32774, "mtu": 4092, "txQueue": 0}],
+			"foreign": true,
 			"since": "2026-01-02T03:04:05.000000006Z"}`), "the names of the fields are the format")
 	})
 
@@ -195,6 +221,12 @@ var _ = Describe("a record", func() {
 		Entry("of a device with a bad name in the pod", func(k map[string]any) { device(k)["nameInPod"] = "a b" }, "only letters"),
 		Entry("of a device with a bad GUID", func(k map[string]any) { device(k)["nodeGUID"] = "zz" }, "not a GUID"),
 		Entry("of a device with a negative index", func(k map[string]any) { device(k)["index"] = -1 }, "index"),
+		Entry("of a port with a bad GUID", func(k map[string]any) { device(k)["ports"].([]any)[0].(map[string]any)["guid"] = "zz" }, "not a GUID"),
+		Entry("of a port with a partition that is none", func(k map[string]any) { device(k)["ports"].([]any)[0].(map[string]any)["pkey"] = 65536 }, "pkey"),
+		Entry("of an interface with a bad address", func(k map[string]any) {
+			k["interfaces"].([]any)[0].(map[string]any)["addresses"].([]any)[0].(map[string]any)["local"] = "10.1.1.1"
+		}, "interfaces"),
+		Entry("that says of another plugin what is no yes or no", func(k map[string]any) { k["foreign"] = "ib-sriov" }, "foreign"),
 		Entry("with a time that is none", func(k map[string]any) { k["since"] = "yesterday" }, "yesterday"),
 	)
 
