@@ -101,7 +101,7 @@ func (a *attach) locked(ctx context.Context, before *sight) error {
 	}
 	seen, err := a.complete(ctx, before)
 	if err != nil {
-		return a.refuseIfOwned(names, err)
+		return a.adopt(a.refuseIfOwned(names, err))
 	}
 	if err := a.dropStaleClaims(names, seen); err != nil {
 		return a.refuseIfOwned(names, err)
@@ -110,6 +110,11 @@ func (a *attach) locked(ctx context.Context, before *sight) error {
 	if err != nil {
 		return err
 	}
+	return a.withIBLock(ctx, record, func() error { return a.carryOut(ctx, record) })
+}
+
+// carryOut does what the record says, all or nothing.
+func (a *attach) carryOut(ctx context.Context, record *state.Record) (err error) {
 	if err := a.State.Save(record); err != nil {
 		return err
 	}
@@ -117,6 +122,9 @@ func (a *attach) locked(ctx context.Context, before *sight) error {
 		if err = a.move(&record.Devices[i]); err != nil {
 			break
 		}
+	}
+	if err == nil {
+		err = a.carry(ctx, record)
 	}
 	if err == nil {
 		err = a.finish(record)
@@ -248,11 +256,7 @@ func (a *attach) incomplete() (seen *sight, err error) {
 // plan makes the record of all that is going to be changed, and refuses what
 // cannot be. Nothing has been touched yet.
 func (a *attach) plan(seen *sight) (*state.Record, error) {
-	record := &state.Record{
-		Phase: state.Intended, Key: a.req.Key, Network: a.req.Network, Pod: a.req.Pod,
-		Netns: state.Netns{Path: a.req.Netns, ID: a.pod.ID()},
-		Bus:   a.function.Bus, Function: a.function.Address, Since: time.Now().UTC(),
-	}
+	record := a.newRecord()
 	for i, d := range seen.devices {
 		if err := a.refuseUnfit(d); err != nil {
 			return nil, err
@@ -267,14 +271,22 @@ func (a *attach) plan(seen *sight) (*state.Record, error) {
 		}
 		record.Devices = append(record.Devices, planned)
 	}
-	return record, nil
+	return record, a.planInfiniBand(record, devices)
+}
+
+func (a *attach) newRecord() *state.Record {
+	return &state.Record{
+		Phase: state.Intended, Key: a.req.Key, Network: a.req.Network, Pod: a.req.Pod,
+		Netns: state.Netns{Path: a.req.Netns, ID: a.pod.ID()},
+		Bus:   a.function.Bus, Function: a.function.Address, Since: time.Now().UTC(),
+	}
 }
 
 // refuseUnfit refuses devices that would not work in the pod.
 func (a *attach) refuseUnfit(d rdma.Device) error {
-	if d.Protocol == "ib" || d.Protocol == "opa" {
-		return &FunctionError{fmt.Errorf("RDMA device %s of %s has an InfiniBand port: its move would destroy the IPoIB interface that the pod has been given, so it is refused; "+
-			"let the ib-sriov plugin move the device itself (rdmaIsolation: true) and leave this plugin out of the network", d.Name, a.function)}
+	if d.Protocol == "opa" {
+		return &FunctionError{fmt.Errorf("RDMA device %s of %s has an Omni-Path port: its driver cannot release a device from its users, so the kernel does not move it; "+
+			"leave the rdma plugin out of this network", d.Name, a.function)}
 	}
 	if d.NodeGUID == 0 {
 		err := fmt.Errorf("RDMA device %s of %s has the node GUID 0, with which rdma_cm does not work; "+
@@ -291,6 +303,9 @@ func (a *attach) refuseUnfit(d rdma.Device) error {
 func (a *attach) finish(r *state.Record) error {
 	in, err := a.inspect(a.inPod, a.pod, a.function, r)
 	if err != nil {
+		return err
+	}
+	if err := a.checkInfiniBand(a.pod, a.function, r, a.report); err != nil {
 		return err
 	}
 	if in.roce && !slices.Contains(in.netdevs, a.req.IfName) {
@@ -323,7 +338,8 @@ func (a *attach) rollBack(ctx context.Context, r *state.Record) error {
 	// The time limit of the ADD must not cut its undo short.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*returnWait)
 	defer cancel()
-	if err := a.bringAllHome(ctx, claimsOf(r), r.Netns.Path, a.report); err != nil {
+	a.lost = nil
+	if err := errors.Join(a.end(ctx, r, r.Netns.Path, a.report), errors.Join(a.lost...)); err != nil {
 		return fmt.Errorf("undo: %w", err)
 	}
 	if err := a.State.Delete(r.Name()); err != nil {

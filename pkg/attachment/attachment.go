@@ -24,6 +24,8 @@ type Node struct {
 	Upstream state.Upstream
 	Sysfs    sysfs.FS
 	CM       rdma.CMConfig
+	// IBSriovLock is the file of ib-sriov's lock, "" if it is not to be taken.
+	IBSriovLock string
 }
 
 // DefaultNode is the machine we run on.
@@ -33,6 +35,8 @@ func DefaultNode() *Node {
 		Upstream: state.Upstream{Dir: state.UpstreamDir},
 		Sysfs:    sysfs.Default,
 		CM:       rdma.DefaultCMConfig,
+
+		IBSriovLock: state.IBSriovLock,
 	}
 }
 
@@ -56,6 +60,9 @@ type Report struct {
 	Devices  []state.Device
 	Warnings []string // worth knowing; nothing failed
 	Errors   []string // something is wrong, but nothing that a failure would cure
+	// HardwareAddr is that of the interface in the pod if the move has changed
+	// it, as it does to an IPoIB interface.
+	HardwareAddr string
 }
 
 func (r *Report) warn(format string, args ...any) {
@@ -156,6 +163,10 @@ type session struct {
 	*Node
 	home *rdma.Namespace
 	conn *rdma.Conn // at home; nil without the RDMA subsystem
+	// ibLocked: the lock of ib-sriov is held.
+	ibLocked bool
+	// lost are the IPoIB interfaces that could not be given back, and why.
+	lost []error
 }
 
 // open begins an operation. rdma.ErrNoSubsystem: this kernel has no RDMA.

@@ -61,7 +61,7 @@ func (s *session) collectLocked(ctx context.Context, network string, name state.
 		report.warn("%s is not in the runtime's list, but its network namespace %s is alive and holds its RDMA device; GC leaves it", r.Owner(), r.Netns.Path)
 		return nil
 	}
-	if err := s.bringAllHome(ctx, claimsOf(r), "", report); err != nil {
+	if err := s.end(ctx, r, "", report); err != nil {
 		return fmt.Errorf("%s: %w", r.Owner(), err)
 	}
 	report.warn("the attachment of %s is over; its record is removed", r.Owner())

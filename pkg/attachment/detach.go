@@ -65,25 +65,41 @@ func (s *session) detachLocked(ctx context.Context, key state.Key, upstream *sta
 // detachRecord brings the device of one record home and removes the record. A
 // damaged one still names its function.
 func (s *session) detachRecord(ctx context.Context, key state.Key, name state.Name, netnsPath string, report *Report) error {
-	claims := []claim{{Key: key, function: name.Function}}
 	report.Function = name.Function
 	r, err := s.State.Load(name)
 	var damaged *state.DamagedError
 	switch {
 	case errors.As(err, &damaged):
 		report.fault("%v; going by its function %s", damaged, name.Function)
+		err = s.endDamaged(ctx, key, name.Function, netnsPath, report)
 	case errors.Is(err, os.ErrNotExist):
 		return nil
-	case err != nil:
-		return err
-	default:
-		claims = claimsOf(r)
+	case err == nil:
 		report.Devices = r.Devices
+		err = s.end(ctx, r, netnsPath, report)
 	}
-	if err := s.bringAllHome(ctx, claims, netnsPath, report); err != nil {
+	if err != nil {
 		return err
 	}
 	return s.State.Delete(name)
+}
+
+// endDamaged ends an attachment of which only the function is known. What its
+// IPoIB interfaces are the pod shows, as long as its device is there.
+func (s *session) endDamaged(ctx context.Context, key state.Key, function, netnsPath string, report *Report) error {
+	r := &state.Record{Key: key, Function: function, Netns: state.Netns{Path: netnsPath}}
+	if pod := s.live(netnsPath, rdma.NamespaceID{}); pod != nil && s.conn != nil {
+		if f, err := s.Sysfs.Function(function); err == nil {
+			if r.Interfaces, err = s.interfaces(pod, f); err != nil {
+				report.fault("%v", err)
+			}
+		}
+		_ = pod.Close()
+	}
+	if err := s.bringHome(ctx, claim{Key: key, function: function}, netnsPath, report); err != nil {
+		return err
+	}
+	return s.giveBack(ctx, r, netnsPath, report)
 }
 
 // bringAllHome undoes an attachment's moves, the last one first. One that

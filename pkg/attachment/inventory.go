@@ -36,6 +36,8 @@ type Entry struct {
 type DeviceStatus struct {
 	rdma.Device
 	PortStatus []rdma.Port // from port 1 on
+	// IBPorts are the ports of a device with an InfiniBand link, from port 1 on.
+	IBPorts []state.Port
 }
 
 // Place is where an RDMA device is.
@@ -348,6 +350,9 @@ func sightingsIn(conn *rdma.Conn, id rdma.NamespaceID, path string) ([]sighting,
 					break // the device left meanwhile
 				}
 				one.device.PortStatus = append(one.device.PortStatus, p)
+			}
+			if isInfiniBand(d) {
+				one.device.seeInfiniBand()
 			}
 			list = append(list, one)
 		}

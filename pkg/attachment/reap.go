@@ -139,6 +139,9 @@ func (s *session) judge(v *Verdict, opts ReapOptions) (present bool, err error) 
 		return true, nil
 	}
 	v.Action, v.Reason = decide(p, ns, v.Record, v.Reason)
+	if v.Action == BringHome && v.Record != nil && v.Record.Foreign {
+		v.Action, v.Reason = Drop, "another plugin moved its device, and brings it home"
+	}
 	return true, nil
 }
 

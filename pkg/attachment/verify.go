@@ -266,6 +266,9 @@ func (s *session) verifyRecord(req Request, pod *rdma.Namespace, r *state.Record
 	if err != nil {
 		return report, s.explainMismatch(f, r, err)
 	}
+	if err := s.checkInfiniBand(pod, f, r, report); err != nil {
+		return report, err
+	}
 	if in.roce && !slices.Contains(in.netdevs, r.IfName) {
 		return report, mismatch("RDMA device %s has netdev %q in the pod instead of %s", r.Devices[0].NameInPod, strings.Join(in.netdevs, ","), r.IfName)
 	}

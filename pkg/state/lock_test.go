@@ -273,7 +273,7 @@ var _ = Describe("the lock of another plugin", func() {
 	take := func(wait time.Duration) (*Lock, error) {
 		ctx, cancel := context.WithTimeout(context.Background(), wait)
 		defer cancel()
-		return LockOther(ctx, path)
+		return LockOther(ctx, time.Hour, path)
 	}
 
 	It("is none where that plugin has no directory, and none is made", func() {
