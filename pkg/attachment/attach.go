@@ -271,7 +271,7 @@ func (a *attach) plan(seen *sight) (*state.Record, error) {
 		}
 		record.Devices = append(record.Devices, planned)
 	}
-	return record, a.planInfiniBand(record, devices)
+	return record, a.planInfiniBand(record, seen.devices)
 }
 
 func (a *attach) newRecord() *state.Record {

@@ -35,6 +35,9 @@ func (p *Plugin) attach(op operation) (*attachment.Report, error) {
 	if err != nil {
 		return report, err
 	}
+	if report.HardwareAddr != "" {
+		prev.answer = withMAC(prev.answer, op.call.ifName, report.HardwareAddr)
+	}
 	updateDeviceInfo(op.conf.deviceInfo, report)
 	// Last of all: who cannot be told of the attachment will not end it.
 	if _, err := p.Stdout.Write(prev.answer); err != nil {

@@ -42,6 +42,7 @@ func code(err error) uint {
 		mode      *attachment.ModeError
 		function  *attachment.FunctionError
 		move      *attachment.MoveError
+		carried   *attachment.InterfaceError
 		refused   *rdma.Error
 		setting   *attachment.SettingError
 		different *attachment.MismatchError
@@ -62,7 +63,7 @@ func code(err error) uint {
 		return CodeFunction
 	case errors.As(err, &setting):
 		return CodeSetting
-	case errors.As(err, &move):
+	case errors.As(err, &move), errors.As(err, &carried):
 		return CodeMove
 	case errors.As(err, &different):
 		return CodeMismatch

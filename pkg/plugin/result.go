@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -148,6 +149,36 @@ func (c *config) answer(result types.Result) ([]byte, error) {
 		return nil, err
 	}
 	return out.Bytes(), nil
+}
+
+// withMAC gives an answer in which an interface has the hardware address that it
+// has now. An answer that says nothing of it stays as it is.
+func withMAC(answer []byte, ifName, mac string) []byte {
+	var result map[string]json.RawMessage
+	var interfaces []map[string]json.RawMessage
+	if json.Unmarshal(answer, &result) != nil || json.Unmarshal(result["interfaces"], &interfaces) != nil {
+		return answer
+	}
+	changed := false
+	for _, i := range interfaces {
+		var name, sandbox, old string
+		_, _, _ = json.Unmarshal(i["name"], &name), json.Unmarshal(i["sandbox"], &sandbox), json.Unmarshal(i["mac"], &old)
+		if name == ifName && sandbox != "" && old != "" && old != mac {
+			i["mac"], changed = json.RawMessage(strconv.Quote(mac)), true
+		}
+	}
+	if !changed {
+		return answer
+	}
+	var err error
+	if result["interfaces"], err = json.Marshal(interfaces); err != nil {
+		return answer
+	}
+	out, err := json.Marshal(result)
+	if err != nil {
+		return answer
+	}
+	return append(out, '\n')
 }
 
 // interfaceOf finds an interface in the pod, nil if the result names none such
