@@ -131,6 +131,16 @@ type listPort struct {
 	Port   int    `json:"port"`
 	State  string `json:"state"`
 	Netdev string `json:"netdev,omitempty"`
+	GUID   string `json:"guid,omitempty"` // of an InfiniBand port, as PKey
+	PKey   string `json:"pkey,omitempty"`
+}
+
+// text is the port in the table.
+func (p listPort) text() string {
+	if p.GUID == "" {
+		return p.State
+	}
+	return fmt.Sprintf("%s %s pkey %s", p.State, p.GUID, p.PKey)
 }
 
 type listCharDev struct {
@@ -186,7 +196,11 @@ func listRowOf(e attachment.Entry) listRow {
 	if d := e.Device; d != nil {
 		r.Device, r.Index, r.NodeGUID, r.LinkLayer = d.Name, &d.Index, d.NodeGUID.String(), d.LinkLayer()
 		for i, p := range d.PortStatus {
-			r.Ports = append(r.Ports, listPort{Port: i + 1, State: p.StateName(), Netdev: p.Netdev})
+			port := listPort{Port: i + 1, State: p.StateName(), Netdev: p.Netdev}
+			if i < len(d.IBPorts) {
+				port.GUID, port.PKey = d.IBPorts[i].GUID.String(), d.IBPorts[i].KeyText()
+			}
+			r.Ports = append(r.Ports, port)
 		}
 	}
 	for _, c := range e.Chars {
@@ -267,7 +281,7 @@ func listTable(w io.Writer, rows []listRow) {
 			chars = append(chars, c.Name)
 		}
 		for _, p := range r.Ports {
-			ports = append(ports, p.State)
+			ports = append(ports, p.text())
 		}
 		guid := r.NodeGUID
 		if r.Device != "" && guid == rdma.GUID(0).String() {

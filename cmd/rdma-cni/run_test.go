@@ -103,7 +103,10 @@ func entries() []attachment.Entry {
 		Key: state.Key{ContainerID: strings.Repeat("ab", 32), IfName: "net1"}, Network: "rail", Pod: state.Pod{Namespace: "training", Name: "worker-0", UID: "u"},
 		Netns: state.Netns{Path: "/run/netns/cni-1", ID: rdma.NamespaceID{Dev: 4, Inode: 4026532000}}, Since: time.Date(2026, 12, 1, 8, 0, 0, 0, time.UTC),
 	}
+	ib := device(7, "mlx5_7")
+	ib.Protocol, ib.IBPorts = "ib", []state.Port{{GUID: 0x2c90300000001, PKey: 0x8005}}
 	return []attachment.Entry{
+		{Function: vf(7), Driver: "mlx5_core", PF: "0000:3b:00.0", VF: 5, NUMANode: 1, Netdevs: []string{"ib0"}, Device: ib, Chars: chars(7), Holder: attachment.Holder{Place: attachment.Home}},
 		{Function: vf(0), Driver: "mlx5_core", VF: -1, NUMANode: 1, Netdevs: []string{"ens1f0"}, Device: device(0, "mlx5_0"), Chars: chars(0), Holder: attachment.Holder{Place: attachment.Home}},
 		{
 			Function: vf(2), Driver: "mlx5_core", PF: "0000:3b:00.0", VF: 0, NUMANode: 1, Netdevs: []string{"net1"}, Device: device(1, "mlx5_1"), Chars: chars(1),

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"github.com/rdma-cni/rdma-cni/pkg/rdma"
+	"github.com/rdma-cni/rdma-cni/pkg/state"
 	"github.com/rdma-cni/rdma-cni/pkg/sysfs"
 )
 
@@ -68,7 +69,8 @@ type PortFacts struct {
 	Bond    string // that the netdev is in
 	GIDs    int    // in use; -1 if not known
 	GIDSize int
-	RoCEv2  int // GIDs of RoCE v2
+	RoCEv2  int         // GIDs of RoCE v2
+	IB      *state.Port // nil: it is no InfiniBand port
 }
 
 // CharFacts is a character device and its node below /dev.

@@ -169,6 +169,9 @@ func (h Host) netdevMTU(address string) int {
 // port looks at a port. What sysfs knows of it shows only at home.
 func (h Host) port(e attachment.Entry, number int, p rdma.Port) PortFacts {
 	pf := PortFacts{Number: number, State: p.StateName(), Active: p.Active(), Netdev: p.Netdev, GIDs: -1}
+	if number <= len(e.Device.IBPorts) {
+		pf.IB = &e.Device.IBPorts[number-1]
+	}
 	if e.Holder.Place != attachment.Home {
 		return pf
 	}

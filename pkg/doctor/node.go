@@ -260,15 +260,10 @@ func checkKernel(f Facts) []Finding {
 		return []Finding{fail("", "kernel "+f.Kernel, "It cannot move RDMA devices between network namespaces.", "Use kernel 5.3 or later, better 6.1.")}
 	}
 	var list []Finding
-	ib := slices.ContainsFunc(f.Devices, func(d DeviceFacts) bool { return d.LinkLayer == "InfiniBand" })
 	if stable, ok := parseRelease(f.Stable); ok {
 		r = stable
 	}
 	roce := slices.ContainsFunc(f.Devices, func(d DeviceFacts) bool { return d.Protocol == "roce" })
-	if ib && r.before(6, 17) {
-		list = append(list, warn("", "kernel "+f.Kernel+" and InfiniBand devices", "A move destroys the function's IPoIB interface, and before 6.17 makes the new one in the first namespace, not in the pod.",
-			"Use kernel 6.17 or later for IPoIB in pods, or a network that does not need it."))
-	}
 	if roce && r.before(7, 0) && !fixedGIDLoss(r) {
 		list = append(list, warn("", "kernel "+f.Kernel+" and RoCE devices", "An address that is set while the device moves can be missing in the GID table: fixed in 7.0, and in the stable kernels of 2026 (6.12.117 and 6.1.192 have it).",
 			"If a pod lacks the GID of its address, set its interface down and up again; update the kernel."))
@@ -334,13 +329,17 @@ func checkAdminMAC(_ Facts, d DeviceFacts) []Finding {
 func checkPorts(_ Facts, d DeviceFacts) []Finding {
 	var list []Finding
 	for _, p := range d.Ports {
+		if p.IB != nil && p.IB.GUID == 0 {
+			list = append(list, warn(d.Name, fmt.Sprintf("port %d has the GUID 0", p.Number), "No subnet manager makes the port active.",
+				"Set it (ip link set PF vf N port_guid ...), or have ib-sriov do it (guid), then unbind and bind the driver."))
+		}
 		if p.Active {
-			list = append(list, pass(d.Name, fmt.Sprintf("port %d is ACTIVE", p.Number)))
+			list = append(list, pass(d.Name, fmt.Sprintf("port %d is ACTIVE%s", p.Number, p.identity())))
 			continue
 		}
 		fix := "See the cable, the switch and, on InfiniBand, whether a subnet manager runs."
-		message := fmt.Sprintf("port %d is %s", p.Number, p.State)
-		if p.Netdev != "" && p.Oper != "" {
+		message := fmt.Sprintf("port %d is %s%s", p.Number, p.State, p.identity())
+		if p.Netdev != "" && p.Oper != "" && p.IB == nil {
 			message += ", its interface " + p.Netdev + " is " + p.Oper
 			fix = "Set its interface up (ip link set " + p.Netdev + " up), and that of the physical function; a plugin such as sriov sets it up in the pod."
 		}
@@ -351,6 +350,14 @@ func checkPorts(_ Facts, d DeviceFacts) []Finding {
 		list = append(list, warn(d.Name, message, "No data can be sent.", fix))
 	}
 	return list
+}
+
+// identity adds what a subnet manager knows an InfiniBand port by.
+func (p PortFacts) identity() string {
+	if p.IB == nil {
+		return ""
+	}
+	return fmt.Sprintf(", GUID %s, partition %s", p.IB.GUID, p.IB.KeyText())
 }
 
 // smallestMTU leaves an RDMA MTU of 1024: RoCE's own headers take up to 58

@@ -11,6 +11,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/rdma-cni/rdma-cni/pkg/rdma"
+	"github.com/rdma-cni/rdma-cni/pkg/state"
 	"github.com/rdma-cni/rdma-cni/pkg/sysfs"
 )
 
@@ -125,7 +126,10 @@ var _ = Describe("the checks of a node", func() {
 		}),
 		Entry("a kernel that cannot move", "kernel", Fail, "4.18.0", func(f *Facts) { f.Kernel = "4.18.0-553.el8" }),
 		Entry("a kernel that loses GIDs", "kernel", Warn, "RoCE", func(f *Facts) { f.Kernel = "5.15.0" }),
-		Entry("IPoIB", "kernel", Warn, "InfiniBand", func(f *Facts) { f.Devices[0].LinkLayer, f.Devices[0].Protocol = "InfiniBand", "ib" }),
+		Entry("an InfiniBand port without GUID", "port", Warn, "GUID 0", func(f *Facts) { f.Devices[0].Ports[0].IB = &state.Port{PKey: 0xffff} }),
+		Entry("an InfiniBand port that waits for its subnet manager", "port", Warn, "INIT, GUID 0002:c903:0000:0001, partition 0x8005", func(f *Facts) {
+			f.Devices[0].Place, f.Devices[0].Ports[0] = "pod", PortFacts{Number: 1, State: "INIT", IB: &state.Port{GUID: 0x2c90300000001, PKey: 0x8005}}
+		}),
 		Entry("a release that is none", "kernel", Warn, "custom", func(f *Facts) { f.Kernel = "custom" }),
 		Entry("a driver that cannot release", "driver", Fail, "disassociate_ucontext", func(f *Facts) { f.Devices[0].Movable = ptr(false) }),
 		Entry("such a software device", "driver", Warn, "disassociate_ucontext", func(f *Facts) { f.Devices[0].Movable, f.Devices[0].Kind = ptr(false), "software" }),
