@@ -143,7 +143,8 @@ chain: $(VM)
 	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o $(BED)/bin/ \
 		github.com/containernetworking/cni/cnitool \
 		github.com/containernetworking/plugins/plugins/main/host-device \
-		github.com/containernetworking/plugins/plugins/ipam/host-local
+		github.com/containernetworking/plugins/plugins/ipam/host-local \
+		./test/e2e/ib-sriov
 
 demo: chain ## an attachment to look at, in a virtual machine (KERNEL=6.1)
 	@cp test/demo/demo.sh $(BED)/

@@ -1,8 +1,10 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"os"
 	"os/exec"
 	"slices"
@@ -10,6 +12,7 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -54,6 +57,8 @@ type victim struct {
 	keys    map[string]any              // more of its configuration
 	prepare func(old pod, a attachment) // what the call finds
 	settle  func(next pod)              // makes the node fit for an ADD again, nil if it is
+	kept    func(p pod)                 // makes sure of what the pod keeps through ADD and DEL, nil if of nothing
+	from    string                      // the first call to be killed at, "" is the very first
 	calls   []string                    // what it must have been killed at, among others
 	labels  Labels
 }
@@ -96,6 +101,19 @@ var victims = map[string]victim{
 		prepare: func(_ pod, a attachment) { a.succeed("ADD") },
 		calls:   []string{"flock", "setns", "sendto", "unlinkat record", "close lock"},
 	},
+	"ADD of a device with an InfiniBand port": {
+		// Up to its record it is like any other.
+		command: "ADD", labels: Label(kernelSpec), prepare: prepareInfiniBand, settle: giveDecorated, kept: expectDecorated, from: "renameat record",
+		calls: []string{"renameat record", "sendto (change an RDMA device)", "sendto (netlink request", "setns"},
+	},
+	"DEL of a device with an InfiniBand port": {
+		command: "DEL", labels: Label(kernelSpec), settle: giveDecorated, kept: expectDecorated,
+		prepare: func(old pod, a attachment) {
+			prepareInfiniBand(old, a)
+			a.succeed("ADD")
+		},
+		calls: []string{"unlinkat record", "sendto (change an RDMA device)", "sendto (netlink request", "setns"},
+	},
 	"DEL of a device that the pod has renamed": {
 		command: "DEL",
 		prepare: func(old pod, a attachment) {
@@ -107,17 +125,53 @@ var victims = map[string]victim{
 }
 
 // What comes after a death, before the ADD of a new container.
-var aftermaths = map[string]func(old pod, a attachment){
-	"its DEL comes": func(old pod, a attachment) {
+var aftermaths = map[string]func(old pod, a attachment, v victim){
+	"its DEL comes": func(old pod, a attachment, v victim) {
 		a.succeed("DEL")
 		Expect(rdmaNames(old.path)).To(BeEmpty())
 		Expect(dirNames("/sys/bus/pci/devices/" + vfs[0] + "/infiniband")).To(HaveLen(1))
 		Expect(records()).NotTo(ContainElement(HavePrefix(a.id + "@")))
 		expectLockFree()
 		a.succeed("DEL") // runtimes send more than one
+		v.check(old)
 		old.kill()
 	},
-	"only its namespace dies": func(old pod, _ attachment) { old.kill() },
+	"only its namespace dies": func(old pod, _ attachment, _ victim) { old.kill() },
+}
+
+// first is the number of the first point to be killed at.
+func (v victim) first() int {
+	GinkgoHelper()
+	if v.from == "" {
+		return 0
+	}
+	p := fastPod()
+	a := vfAttachment(p, 0)
+	v.prepare(p, a)
+	n, first := 0, -1
+	Expect(a.traced(v.command, func(at point) bool {
+		if first < 0 && at.call == v.from {
+			first = n
+		}
+		n++
+		return false
+	}).exit).To(BeZero())
+	Expect(first).To(BeNumerically(">=", 0), "no call "+v.from)
+	a.succeed("DEL")
+	p.kill()
+	if v.settle != nil {
+		next := fastPod()
+		v.settle(next)
+		next.kill()
+	}
+	return first
+}
+
+func (v victim) check(p pod) {
+	GinkgoHelper()
+	if v.kept != nil {
+		v.kept(p)
+	}
 }
 
 var _ = Describe("kill -9 at any point", func() {
@@ -125,33 +179,38 @@ var _ = Describe("kill -9 at any point", func() {
 		v := victims[name]
 		It("of "+name, v.labels, func() {
 			covered := map[string]bool{}
-			points := 0
+			points, first := 0, v.first()
 			for unharmed := false; !unharmed; points++ {
 				for after, follow := range aftermaths {
+					if v.kept != nil && (points%2 == 0) != (after == "its DEL comes") {
+						continue // what is after one call is before the next one
+					}
 					old, next := fastPod(), fastPod()
 					a, b := vfAttachment(old, 0), vfAttachment(next, 0)
 					for key, value := range v.keys {
 						a = a.with(key, value)
 					}
 					v.prepare(old, a)
-					at, got := a.killedAt(points, v.command)
+					at, got := a.killedAt(first+points, v.command)
 					if unharmed = got.exit != killed; unharmed {
 						Expect(at.call).To(BeEmpty(), "the plugin outlived its kill")
 					} else {
 						Expect(at.call).NotTo(BeEmpty(), "the plugin died by itself")
 						covered[at.call] = true
 					}
-					By(fmt.Sprintf("point %d, %s: %s", points, at, after))
-					follow(old, a)
+					By(fmt.Sprintf("point %d, %s: %s", first+points, at, after))
+					follow(old, a, v)
 					if v.settle != nil {
 						v.settle(next)
 					}
 					b.succeed("ADD")
 					a.succeed("DEL") // too late
 					expectIn(next, 0)
+					v.check(next)
 					onlyRecord(b)
 					expectLockFree()
 					b.succeed("DEL")
+					v.check(next)
 					next.kill()
 					expectHome(0)
 					Expect(records()).To(BeEmpty())
@@ -178,7 +237,7 @@ var _ = Describe("kill -9 at any point", func() {
 			Expect(c.Process.Kill()).To(Succeed())
 			Expect(tryLock()).To(MatchError(unix.EWOULDBLOCK), "a process inside the move holds the lock, though it is dead")
 			By(after)
-			follow(old, a)
+			follow(old, a, victim{})
 			b.succeed("ADD")
 			Expect(c.Wait()).NotTo(Succeed())
 			expectIn(next, 0)
@@ -189,6 +248,108 @@ var _ = Describe("kill -9 at any point", func() {
 		}
 	})
 })
+
+// prepareInfiniBand gives VF 0 an InfiniBand port, once, and the pod its
+// interface.
+func prepareInfiniBand(old pod, _ attachment) {
+	GinkgoHelper()
+	if !strings.Contains(run("cat", simControl), "link=ib") {
+		ibDevice(0, "")
+	}
+	giveDecorated(old)
+}
+
+// ipoibLinks lists the IPoIB interfaces of the calling thread's namespace: first
+// the one that is no child.
+func ipoibLinks() (parent *netlink.IPoIB, children []*netlink.IPoIB) {
+	GinkgoHelper()
+	links, err := netlink.LinkList()
+	for errors.Is(err, netlink.ErrDumpInterrupted) { // a namespace dies meanwhile
+		links, err = netlink.LinkList()
+	}
+	Expect(err).NotTo(HaveOccurred())
+	for _, l := range links {
+		i, ok := l.(*netlink.IPoIB)
+		switch {
+		case !ok:
+		case i.ParentDev == "" && i.ParentIndex != 0:
+			children = append(children, i)
+		default:
+			parent = i
+		}
+	}
+	return parent, children
+}
+
+var (
+	decorAddress, _ = netlink.ParseAddr("192.168.8.2/24")
+	decorChild, _   = netlink.ParseAddr("192.168.9.2/24")
+	decorNet, _     = netlink.ParseIPNet("10.8.0.0/16")
+	decorGateway    = net.IPv4(192, 168, 8, 1).To4()
+)
+
+// giveDecorated brings the interface of VF 0, wherever it is by now, into the
+// pod as net1, with something set on it. It runs no program: a spec calls it
+// hundreds of times.
+func giveDecorated(p pod) {
+	GinkgoHelper()
+	Eventually(func() []string { return rdmaNames(hostNetns) }, patience).Should(ContainElement(vfDevice(0)))
+	var link *netlink.IPoIB
+	Eventually(func() *netlink.IPoIB {
+		var left []*netlink.IPoIB
+		link, left = ipoibLinks()
+		for _, child := range left { // of dead pods
+			Expect(netlink.LinkDel(child)).To(Succeed())
+		}
+		return link
+	}, patience).ShouldNot(BeNil())
+	ns, err := os.Open(p.path)
+	Expect(err).NotTo(HaveOccurred())
+	defer ns.Close()
+	Expect(netlink.LinkSetNsFd(link, int(ns.Fd()))).To(Succeed())
+	inNetns(p.path, func() {
+		link, _ := ipoibLinks()
+		child := &netlink.IPoIB{LinkAttrs: netlink.NewLinkAttrs(), Pkey: 0x8006, Mode: netlink.IPOIB_MODE_DATAGRAM}
+		child.Name, child.ParentIndex = "part", link.Index
+		for _, err := range []error{
+			netlink.LinkSetName(link, "net1"), netlink.LinkSetMTU(link, 2000), netlink.LinkSetAlias(link, "kept"), netlink.LinkSetUp(link),
+			netlink.AddrAdd(link, decorAddress), netlink.RouteAdd(&netlink.Route{LinkIndex: link.Index, Dst: decorNet, Gw: decorGateway, Priority: 50}),
+			netlink.LinkAdd(child), netlink.AddrAdd(child, decorChild),
+		} {
+			Expect(err).NotTo(HaveOccurred())
+		}
+	})
+}
+
+// expectDecorated makes sure that the pod's interface is as giveDecorated has
+// left it.
+func expectDecorated(p pod) {
+	GinkgoHelper()
+	atHome, _ := ipoibLinks()
+	Expect(atHome).To(BeNil())
+	inNetns(p.path, func() {
+		link, children := ipoibLinks()
+		Expect(link).NotTo(BeNil())
+		Expect(link.Name).To(Equal("net1"))
+		Expect(link.MTU).To(Equal(2000))
+		Expect(link.Alias).To(Equal("kept"))
+		Expect(link.RawFlags & unix.IFF_UP).NotTo(BeZero())
+		Expect(children).To(HaveLen(1))
+		Expect(children[0].Name).To(Equal("part"))
+		Expect(children[0].Pkey).To(Equal(uint16(0x8006)))
+		for l, want := range map[netlink.Link]*netlink.Addr{link: decorAddress, children[0]: decorChild} {
+			addresses, err := netlink.AddrList(l, netlink.FAMILY_V4)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(addresses).To(HaveLen(1))
+			Expect(addresses[0].IPNet.String()).To(Equal(want.IPNet.String()))
+		}
+		routes, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Dst: decorNet}, netlink.RT_FILTER_DST)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(routes).To(HaveLen(1))
+		Expect(routes[0].Priority).To(Equal(50))
+		Expect(routes[0].Gw.Equal(decorGateway)).To(BeTrue())
+	})
+}
 
 // start begins a call and leaves it running.
 func (a attachment) start(command string) *call {

@@ -556,18 +556,6 @@ var _ = Describe("a device with the node GUID 0", func() {
 	})
 })
 
-var _ = Describe("an InfiniBand port", func() {
-	It("is refused before anything is touched", func() {
-		p := newPod()
-		replaceDevice(0, "link=ib")
-		e := vfAttachment(p, 0).fail("ADD")
-		Expect(e.Code).To(Equal(102))
-		Expect(e.Msg).To(And(ContainSubstring("InfiniBand"), ContainSubstring("rdmaIsolation")))
-		expectHome(0)
-		Expect(records()).To(BeEmpty())
-	})
-})
-
 var _ = Describe("waitForGID", func() {
 	It("returns when the GIDs of the pod's addresses exist", func() {
 		p := newPod()

@@ -219,6 +219,7 @@ var harmless = []uint64{
 	unix.SYS_EPOLL_CREATE1, unix.SYS_EPOLL_CTL, unix.SYS_EPOLL_PWAIT, unix.SYS_EVENTFD2, unix.SYS_PIPE2,
 	unix.SYS_GETPID, unix.SYS_GETTID, unix.SYS_GETUID, unix.SYS_GETEUID, unix.SYS_PRCTL, unix.SYS_PRLIMIT64,
 	unix.SYS_SOCKET, unix.SYS_SETSOCKOPT, unix.SYS_GETSOCKOPT, unix.SYS_GETSOCKNAME, unix.SYS_BIND, unix.SYS_RECVFROM, unix.SYS_RECVMSG,
+	unix.SYS_FSOPEN, unix.SYS_FSCONFIG, unix.SYS_FSMOUNT, // of a mount that is attached nowhere
 	158, // arch_prctl, which only amd64 has
 }
 
@@ -288,7 +289,7 @@ func request(tid int, address, length uint64) (string, error) {
 	const nldev = 5 << 10 // RDMA_NL_NLDEV
 	switch kind := binary.NativeEndian.Uint16(data[4:]); kind {
 	case nldev | 1, nldev | 5, nldev | 6, nldev | 15, // get device, port, mode, char device
-		unix.RTM_GETLINK:
+		unix.RTM_GETLINK, unix.RTM_GETADDR, unix.RTM_GETROUTE:
 		return "", nil
 	case nldev | 2:
 		return "sendto (change an RDMA device)", nil
