@@ -36,7 +36,8 @@ functions that should have one but do not, with the reason. A device inside a po
 is found by its record, and without one by a walk over all network namespaces,
 which takes root.
 
-The owner is "home" for a device in the namespace of this process.
+The owner is "home" for a device in the namespace of this process. An InfiniBand
+port is shown with its GUID and the first key of its partition table.
 ` + exitCodes + `
 A node without RDMA is no failure: the list is empty.`,
 		Example: `  rdma-cni list

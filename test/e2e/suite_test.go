@@ -30,7 +30,7 @@ var _ = BeforeSuite(func() {
 	self, err := os.Executable()
 	Expect(err).NotTo(HaveOccurred())
 	binDir = filepath.Dir(self)
-	for _, name := range []string{"rdma", "cnitool", "host-device", "host-local"} {
+	for _, name := range []string{"rdma", "cnitool", "host-device", "host-local", "ib-sriov"} {
 		Expect(filepath.Join(binDir, name)).To(BeAnExistingFile())
 	}
 	run("ip", "netns", "attach", hostName, "1")
