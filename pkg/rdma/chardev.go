@@ -37,6 +37,29 @@ func (c *Conn) Umad(index, port uint32) (string, error) {
 		uint32Attr(nl.RDMA_NLDEV_ATTR_DEV_INDEX, index), uint32Attr(nl.RDMA_NLDEV_ATTR_PORT_INDEX, port), textAttr(attrCharDevType, "umad"))
 }
 
+// CharDevices gives the names of a device's nodes: uverbs, then umad. Unlike
+// sysfs, which lists a device's nodes below its parent, this works for a device
+// that has none. ErrDeviceNotFound is as with Uverbs; the others can be missing.
+// It is for devices without issm, as those of RoCE are from 6.12 on.
+func (c *Conn) CharDevices(d Device) ([]string, error) {
+	uverbs, err := c.Uverbs(d.Index)
+	if err != nil {
+		return nil, err
+	}
+	nodes := []string{uverbs}
+	for port := uint32(1); port <= d.Ports; port++ {
+		node, err := c.Umad(d.Index, port)
+		if errors.Is(err, ErrDeviceNotFound) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		nodes = append(nodes, node)
+	}
+	return nodes, nil
+}
+
 func (c *Conn) charDevice(op string, attrs ...*nl.RtAttr) (string, error) {
 	answer, err := c.get(op, cmdGetCharDev, attrs...)
 	switch {

@@ -115,6 +115,19 @@ var _ = Describe("nested attributes", func() {
 	})
 })
 
+var _ = Describe("queue pairs", func() {
+	It("are looked through for that of general services", func() {
+		entry := func(kind byte) []byte {
+			return attr(attrResQP+1, append(attr(21, u32(1)), attr(attrResType, []byte{kind})...))
+		}
+		Expect(listsGSI(append(entry(2), entry(queuePairOfGSI)...))).To(BeTrue())
+		Expect(listsGSI(append(entry(2), entry(0)...))).To(BeFalse())
+		Expect(listsGSI(nil)).To(BeFalse())
+		_, err := listsGSI(entry(1)[:7])
+		Expect(err).To(HaveOccurred())
+	})
+})
+
 var _ = Describe("names", func() {
 	It("are those of the InfiniBand specification and of sysfs", func() {
 		Expect(Port{State: 4}.StateName()).To(Equal("ACTIVE"))

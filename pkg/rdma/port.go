@@ -7,7 +7,8 @@ import (
 )
 
 const (
-	cmdPortGet = 5 // RDMA_NLDEV_CMD_PORT_GET
+	cmdPortGet    = 5  // RDMA_NLDEV_CMD_PORT_GET
+	attrNdevIndex = 50 // RDMA_NLDEV_ATTR_NDEV_INDEX
 )
 
 // Port is a port of a device.
@@ -18,6 +19,8 @@ type Port struct {
 	// Netdev is the name of its network interface, empty if it has none or if
 	// that is in another namespace than the Conn.
 	Netdev string
+	// NetdevIndex is the index of that interface, 0 without one.
+	NetdevIndex uint32
 }
 
 // Port reads port number port, counted from 1, of a device in the Conn's
@@ -29,7 +32,8 @@ func (c *Conn) Port(index, port uint32) (Port, error) {
 		return Port{}, err
 	}
 	state, _ := attrs.uint8(nl.RDMA_NLDEV_ATTR_PORT_STATE)
-	return Port{State: state, Netdev: attrs.text(nl.RDMA_NLDEV_ATTR_NDEV_NAME)}, nil
+	netdev, _ := attrs.uint32(attrNdevIndex)
+	return Port{State: state, Netdev: attrs.text(nl.RDMA_NLDEV_ATTR_NDEV_NAME), NetdevIndex: netdev}, nil
 }
 
 // portStates are the names of port states, as ibstat and sysfs write them.
