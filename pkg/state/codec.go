@@ -280,7 +280,7 @@ func (r *Record) validate(n Name) error {
 		return nil
 	case r.Phase != Intended && r.Phase != Attached:
 		return fmt.Errorf("it has the unknown phase %q", r.Phase)
-	case r.Bus != sysfs.PCI && r.Bus != sysfs.Auxiliary:
+	case r.Bus != sysfs.PCI && r.Bus != sysfs.Auxiliary && r.Bus != sysfs.Netdev && r.Bus != sysfs.RXE:
 		return fmt.Errorf("it has the unknown bus %q", r.Bus)
 	case len(r.Devices) == 0:
 		return errors.New("it names no device")

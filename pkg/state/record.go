@@ -10,6 +10,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"hash/fnv"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -58,10 +59,14 @@ type Netns struct {
 	ID   rdma.NamespaceID // zero: not known
 }
 
+// NoIndex stands for the index of a device that an ADD is about to make. The
+// kernel gives none as high.
+const NoIndex = math.MaxUint32
+
 // Device is an RDMA device of an attachment: what it was at home, and what it
 // is inside the pod.
 type Device struct {
-	Index     uint32
+	Index     uint32 // or NoIndex
 	Name      string
 	NameInPod string
 	NodeGUID  rdma.GUID
@@ -96,7 +101,7 @@ type Record struct {
 	Pod      Pod
 	Netns    Netns
 	Bus      sysfs.Bus
-	Function string   // address of the parent function
+	Function string   // address of the parent function; see sysfs.InterfaceOf for a software device
 	Devices  []Device // in the order in which they are moved
 	// Interfaces are the IPoIB interfaces of the function as they were before
 	// the first move, since each move makes fresh ones.

@@ -70,6 +70,7 @@ var _ = Describe("the name of a record's file", func() {
 	},
 		Entry("usual", "0123456789abcdef", "net1", "0000:3b:00.2"),
 		Entry("a scalable function", "c1", "net1", "mlx5_core.sf.4"),
+		Entry("an interface with a software device", "c1", "net1", "rxe.4026532345.3"),
 		Entry("every character of a container ID", "c_.-1", "net1", "0000:3b:00.2"),
 		Entry("the separator in the interface", "c1", "eth0@if3", "0000:3b:00.2"),
 		Entry("only separators in the interface", "c1", "@@@", "0000:3b:00.2"),

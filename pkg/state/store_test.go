@@ -9,6 +9,8 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"golang.org/x/sys/unix"
+
+	"github.com/rdma-cni/rdma-cni/pkg/sysfs"
 )
 
 func modeOf(path string) os.FileMode {
@@ -110,6 +112,15 @@ var _ = Describe("a store", func() {
 			r := &Record{Phase: Attached, Key: Key{"c", "i"}, Bus: "auxiliary", Function: "a.sf.1", Devices: []Device{{Name: "x", NameInPod: "x"}}}
 			Expect(s.Save(r)).To(Succeed())
 			Expect(s.Load(r.Name())).To(Equal(r))
+		})
+
+		It("gives back the record of a software device that is not made yet", func() {
+			for _, bus := range []sysfs.Bus{sysfs.Netdev, sysfs.RXE} {
+				f := sysfs.Default.InterfaceFunction(bus, sysfs.Interface{Netns: 4026532345, Index: 3})
+				r := &Record{Phase: Intended, Key: Key{"c", "i"}, Bus: f.Bus, Function: f.Address, Devices: []Device{{Index: NoIndex, Name: "x", NameInPod: "x"}}}
+				Expect(s.Save(r)).To(Succeed())
+				Expect(s.Load(r.Name())).To(Equal(r))
+			}
 		})
 
 		It("replaces a record by its next phase, whatever the length", func() {

@@ -31,7 +31,10 @@ type Function struct {
 }
 
 func (f Function) String() string {
-	if f.Bus == PCI {
+	switch {
+	case f.Soft():
+		return "interface " + f.Address
+	case f.Bus == PCI:
 		return "PCI function " + f.Address
 	}
 	return "auxiliary device " + f.Address
