@@ -30,7 +30,7 @@ func (n *Node) Attach(ctx context.Context, req Request) (report *Report, err err
 	if err := s.requireExclusive(); err != nil {
 		return a.report, a.skipShared(ctx, err)
 	}
-	if a.function, err = s.function(req, a.pod); err != nil {
+	if a.function, err = s.parent(ctx, req, a.pod); err != nil {
 		return a.report, err
 	}
 	a.report.Function = a.function.Address
@@ -55,7 +55,10 @@ type attach struct {
 // lock for the kernel to bring it, then tries once more.
 func (a *attach) run(ctx context.Context) error {
 	// What can be found out without the lock is: others wait for it.
-	before, _ := a.look()
+	var before *sight
+	if !a.function.Soft() {
+		before, _ = a.look()
+	}
 	err := a.underLock(ctx, func(ctx context.Context) error { return a.locked(ctx, before) })
 	wait := time.Duration(0)
 	switch {
@@ -99,6 +102,9 @@ func (a *attach) locked(ctx context.Context, before *sight) error {
 	if done, err := a.resume(ctx, names); err != nil || done {
 		return err
 	}
+	if a.function.Bus == sysfs.RXE {
+		return a.attachLink(ctx, names)
+	}
 	seen, err := a.complete(ctx, before)
 	if err != nil {
 		return a.adopt(a.refuseIfOwned(names, err))
@@ -139,6 +145,13 @@ func (a *attach) carryOut(ctx context.Context, record *state.Record) (err error)
 // says so. The errors it makes of absence wrap sysfs.ErrElsewhere or
 // sysfs.ErrNoRDMADevice.
 func (a *attach) devicesAtHome(chars []sysfs.CharDevice) ([]rdma.Device, error) {
+	if a.function.Soft() {
+		seen, err := a.softToAttach()
+		if err != nil {
+			return nil, err
+		}
+		return seen.devices, nil
+	}
 	names, err := a.function.RDMADevices()
 	if err != nil {
 		return nil, err
@@ -226,6 +239,9 @@ func (a *attach) still(seen *sight) bool {
 
 // complete gives what is at home once that is complete, bounded.
 func (a *attach) complete(ctx context.Context, before *sight) (*sight, error) {
+	if a.function.Soft() {
+		return a.softToAttach()
+	}
 	if before != nil && a.still(before) {
 		return before, nil
 	}
@@ -307,6 +323,9 @@ func (a *attach) finish(r *state.Record) error {
 	}
 	if err := a.checkInfiniBand(a.pod, a.function, r, a.report); err != nil {
 		return err
+	}
+	if a.function.Soft() && !slices.Contains(in.netdevs, a.req.IfName) {
+		return mismatch("software RDMA device %s is on interface %q in the pod instead of %s", r.Devices[0].NameInPod, strings.Join(in.netdevs, ","), a.req.IfName)
 	}
 	if in.roce && !slices.Contains(in.netdevs, a.req.IfName) {
 		a.report.warn("the device's netdev in the pod is %q, not %s: RoCE works only over its own netdev, so deviceID and the interface do not belong together",

@@ -82,7 +82,7 @@ func (s *session) holdsAlive(r *state.Record) (bool, error) {
 	if r.Phase == state.Skipped {
 		return true, nil // nothing to hold, but the pod lives
 	}
-	f, err := s.Sysfs.Function(r.Function)
+	f, err := s.functionOf(r.Function)
 	if err != nil {
 		return false, nil
 	}

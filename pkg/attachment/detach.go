@@ -138,7 +138,10 @@ func (s *session) bringHome(ctx context.Context, c claim, netnsPath string, repo
 		report.warn("there is no device to bring home: %v", err) // an upstream record can say anything
 		return nil
 	}
-	f, err := s.Sysfs.Function(c.function)
+	f, err := s.functionOf(c.function)
+	if f.Soft() && c.device == nil {
+		c, err = s.identify(c, netnsPath)
+	}
 	if errors.Is(err, sysfs.ErrNoFunction) {
 		report.warn("function %s is gone, and its RDMA device with it", c.function)
 		return nil
@@ -221,12 +224,15 @@ func (s *session) fetch(ns *rdma.Namespace, f sysfs.Function, c claim, report *R
 			report.warn("the pod has renamed RDMA device %s to %s", c.device.NameInPod, d.Name)
 		}
 		done = true
+		if f.Bus == sysfs.RXE {
+			return s.removeLink(conn, *d, c)
+		}
 		if err := s.moveHome(conn, *d, c); err != nil {
 			return fmt.Errorf("bring RDMA device %s of %s home from network namespace %s: %w", d.Name, f, ns.ID(), err)
 		}
 		return nil
 	})
-	if !done || err == nil && c.device == nil {
+	if !done || f.Bus == sysfs.RXE || err == nil && c.device == nil {
 		return done, err // one that is known by its function is settled when there are no more
 	}
 	// The kernel can fail after the device has changed its namespace, and an
@@ -248,6 +254,9 @@ func (s *session) fetch(ns *rdma.Namespace, f sysfs.Function, c claim, report *R
 func (s *session) settle(p place, f sysfs.Function, d rdma.Device, c claim, report *Report) error {
 	switch p {
 	case atHome:
+		if f.Soft() {
+			return s.settleSoft(f, d, c, report)
+		}
 		if _, err := s.restore(f, d, c, report); err != nil {
 			return err
 		}
@@ -256,6 +265,9 @@ func (s *session) settle(p place, f sysfs.Function, d rdma.Device, c claim, repo
 		report.fault("the driver of %s has registered a new RDMA device at home; the attached one is gone", f)
 		return nil
 	case absent:
+		if f.Bus == sysfs.RXE {
+			return nil // where it belongs
+		}
 		report.warn("%s has no RDMA device now, so there is none to bring home", f)
 		return nil
 	default:
@@ -315,11 +327,15 @@ func (s *session) reportNumbers(f sysfs.Function, d rdma.Device, c claim, report
 	if err != nil {
 		return err
 	}
-	if !slices.Equal(now, c.device.CharDevices) {
+	compareNumbers(f, now, c, report)
+	return nil
+}
+
+func compareNumbers(f sysfs.Function, now []string, c claim, report *Report) {
+	if c.device.CharDevices != nil && !slices.Equal(now, c.device.CharDevices) {
 		report.fault("character devices of %s changed from %s to %s", f,
 			strings.Join(c.device.CharDevices, ","), strings.Join(now, ","))
 	}
-	return nil
 }
 
 // supersededBy names the owner of a later claim on the same function.

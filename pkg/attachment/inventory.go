@@ -82,6 +82,7 @@ type Inventory struct {
 type sighting struct {
 	device DeviceStatus
 	uverbs string
+	nodes  []string         // all of them, by their names
 	ns     rdma.NamespaceID // zero: home
 	path   string
 }
@@ -146,9 +147,9 @@ func (n *Node) Inventory(proc rdma.Proc) (*Inventory, error) {
 		if used[s.device.Index] {
 			continue
 		}
-		e := Entry{VF: -1, NUMANode: -1}
+		e := Entry{VF: -1, NUMANode: -1, Holder: Holder{Record: recordOfSoft(s, records)}}
 		for _, c := range chars {
-			if c.Function == "" && c.Device == s.device.Name {
+			if slices.Contains(s.nodes, c.Name) {
 				e.Chars = append(e.Chars, c)
 			}
 		}
@@ -201,6 +202,20 @@ func holderOf(address string, records []*state.Record) Holder {
 		}
 	}
 	return h
+}
+
+// recordOfSoft finds the record of a software device, which has no function to
+// go by.
+func recordOfSoft(s sighting, records []*state.Record) *state.Record {
+	for _, r := range records {
+		if r.Bus != sysfs.Netdev && r.Bus != sysfs.RXE {
+			continue
+		}
+		if slices.ContainsFunc(r.Devices, func(d state.Device) bool { return d.Index == s.device.Index && d.NodeGUID == s.device.NodeGUID }) {
+			return r
+		}
+	}
+	return nil
 }
 
 func (n *Node) entry(f sysfs.Function, chars []sysfs.CharDeviceNode) (Entry, error) {
@@ -341,8 +356,11 @@ func sightingsIn(conn *rdma.Conn, id rdma.NamespaceID, path string) ([]sighting,
 				continue
 			}
 			one := sighting{device: DeviceStatus{Device: d}, ns: id, path: path}
-			if one.uverbs, err = conn.Uverbs(d.Index); err != nil && !errors.Is(err, rdma.ErrDeviceNotFound) {
+			if one.nodes, err = conn.CharDevices(d); err != nil && !errors.Is(err, rdma.ErrDeviceNotFound) {
 				return nil, err
+			}
+			if len(one.nodes) > 0 {
+				one.uverbs = one.nodes[0]
 			}
 			for port := uint32(1); port <= d.Ports; port++ {
 				p, err := conn.Port(d.Index, port)

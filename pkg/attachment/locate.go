@@ -49,6 +49,9 @@ const (
 // where looks for a claimed device from home. The device is told only if it is
 // at home.
 func (s *session) where(f sysfs.Function, c claim) (place, rdma.Device, error) {
+	if f.Soft() {
+		return s.whereSoft(f, c)
+	}
 	if c.device != nil {
 		if d, err := findIn(s.conn, f, c); err != nil {
 			return 0, rdma.Device{}, err
@@ -109,6 +112,9 @@ func countDevices(chars []sysfs.CharDevice) int {
 // there. A device is the claimed one if index, node GUID and parent function
 // agree: an index alone is given again when a driver registers anew.
 func findIn(conn *rdma.Conn, f sysfs.Function, c claim) (*rdma.Device, error) {
+	if f.Soft() {
+		return findSoft(conn, c)
+	}
 	if c.device == nil {
 		return findByFunction(conn, f)
 	}

@@ -32,11 +32,18 @@ func (a *attach) moveAs(index uint32, name, newName string) error {
 // explainMove says why the kernel refused a move and what helps.
 func (a *attach) explainMove(d *state.Device, err error) error {
 	driver, _ := a.function.Driver()
+	if a.function.Soft() {
+		driver = softDriver
+	}
 	moveErr := &MoveError{Device: d.Name, Driver: driver, Err: err}
 	switch {
 	case errors.Is(err, unix.EOPNOTSUPP):
 		if modeErr := a.requireExclusive(); modeErr != nil {
 			return modeErr // it was changed between our look and the move
+		}
+		if a.function.Soft() {
+			moveErr.Hint = softKernelNeeded()
+			return moveErr
 		}
 		moveErr.Hint = "this driver cannot release a device from its users (it has no disassociate_ucontext), so its devices cannot be moved; " +
 			"use an adapter and a kernel whose driver can, or leave the rdma plugin out of this network"

@@ -186,7 +186,7 @@ func (s *session) placeOf(claims []claim) (place, error) {
 	if s.conn == nil {
 		return absent, nil
 	}
-	f, err := s.Sysfs.Function(claims[0].function)
+	f, err := s.functionOf(claims[0].function)
 	if errors.Is(err, sysfs.ErrNoFunction) {
 		return absent, nil
 	}

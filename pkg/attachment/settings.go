@@ -30,6 +30,7 @@ type Options struct {
 	// SkipShared and SkipNoDevice let an attachment go without RDMA device on
 	// a node in shared mode, or on a function that cannot have one.
 	SkipShared, SkipNoDevice bool
+	SoftRoCE                 SoftRoCE
 	// RefuseZeroGUID refuses a device whose node GUID is zero.
 	RefuseZeroGUID bool
 	// WaitForGIDs is how long to wait for the RoCEv2 GIDs of Addresses, 0 for

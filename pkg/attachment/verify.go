@@ -81,8 +81,9 @@ func sameDevice(conn *rdma.Conn, f sysfs.Function, d *state.Device, device rdma.
 	if err != nil {
 		return "", err
 	}
-	// A device that kept its number needs no look into sysfs.
-	owned := slices.Contains(d.CharDevices, uverbs)
+	// A device that kept its number needs no look into sysfs, where a software
+	// device has no function.
+	owned := f.Soft() || slices.Contains(d.CharDevices, uverbs)
 	if !owned {
 		owned, err = f.HasNode(uverbs)
 	}
@@ -247,14 +248,14 @@ func (s *session) verifyRecord(req Request, pod *rdma.Namespace, r *state.Record
 		return report, mismatch("%s was attached to network namespace %s (%s), but is now checked in %s (%s)",
 			r.Key, r.Netns.ID, r.Netns.Path, pod.ID(), req.Netns)
 	}
-	f, err := s.Sysfs.Function(r.Function)
+	f, err := s.functionOf(r.Function)
 	if errors.Is(err, sysfs.ErrNoFunction) {
 		return report, mismatch("function %s has disappeared from this node, and the pod's RDMA device %s with it", r.Function, r.Devices[0].NameInPod)
 	}
 	if err != nil {
 		return report, err
 	}
-	if req.Function != "" && !strings.EqualFold(req.Function, f.Address) {
+	if req.Function != "" && !f.Soft() && !strings.EqualFold(req.Function, f.Address) {
 		return report, mismatch("%s was attached with %s, but its configuration says %s", r.Key, f, req.Function)
 	}
 	conn, err := pod.Open()

@@ -11,6 +11,7 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	"github.com/rdma-cni/rdma-cni/pkg/attachment"
 	"github.com/rdma-cni/rdma-cni/pkg/state"
 )
 
@@ -228,6 +229,27 @@ func resultOf(v string) string {
 			"ips":[{"interface":0,"address":"10.0.0.2/24"}] }`, v)
 	}
 }
+
+var _ = Describe("softRoCE", func() {
+	It("is off, and can be on", func() {
+		Expect(parsed(`{}`).options.SoftRoCE).To(Equal(attachment.SoftRoCE{}))
+		Expect(parsed(`{"softRoCE":true}`).options.SoftRoCE).To(Equal(attachment.SoftRoCE{Make: true}))
+		Expect(parsed(`{"softRoCE":true,"softRoCEOverHardware":true}`).options.SoftRoCE).To(Equal(attachment.SoftRoCE{Make: true, OverHardware: true}))
+	})
+
+	It("is none of the pod's author's affairs", func() {
+		Expect(parsed(`{"args":{"cni":{"softRoCE":true}}}`).options.SoftRoCE).To(Equal(attachment.SoftRoCE{}))
+	})
+
+	DescribeTable("is refused as", func(conf string) {
+		_, err := parseConfig([]byte(conf))
+		Expect(err).To(MatchError(ContainSubstring("softRoCE")))
+	},
+		Entry("a word", `{"softRoCE":"true"}`),
+		Entry("a number", `{"softRoCEOverHardware":1}`),
+		Entry("half of it", `{"softRoCEOverHardware":true}`),
+	)
+})
 
 // answered is what ADD prints for a prevResult.
 func answered(cniVersion, prevResult string) ([]byte, error) {

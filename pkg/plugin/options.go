@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
@@ -22,6 +23,7 @@ func (c *config) readOptions(keys object) error {
 		func() error { return keys.oneOf("onSharedMode", "fail", "skip", &o.SkipShared) },
 		func() error { return keys.oneOf("zeroGUID", "warn", "fail", &o.RefuseZeroGUID) },
 		func() error { return keys.boolean("optional", &o.SkipNoDevice) },
+		func() error { return readSoftRoCE(keys, &o.SoftRoCE) },
 		func() error { return c.readWaitForGID(keys) },
 		func() error { return c.readDeviceInfo(keys) },
 		func() error { return readName(keys, "", o) },
@@ -91,6 +93,18 @@ func readQoS(keys object, prefix string, q *attachment.QoS) error {
 			*setting.into = &value
 			q.Optional = q.Optional || !required
 		}
+	}
+	return nil
+}
+
+// readSoftRoCE reads the two keys of soft-RoCE. They are the administrator's:
+// args.cni has no say in whether the processor does an adapter's work.
+func readSoftRoCE(keys object, o *attachment.SoftRoCE) error {
+	if err := errors.Join(keys.boolean("softRoCE", &o.Make), keys.boolean("softRoCEOverHardware", &o.OverHardware)); err != nil {
+		return err
+	}
+	if o.OverHardware && !o.Make {
+		return errors.New("key softRoCEOverHardware says that softRoCE may leave an adapter's device aside, but softRoCE is not set")
 	}
 	return nil
 }
