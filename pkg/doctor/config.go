@@ -33,6 +33,7 @@ type PluginConf struct {
 	Type, DeviceID, PCIBusID string
 	Capabilities             map[string]bool
 	HasIPAM                  bool
+	SoftRoCE                 bool
 }
 
 // readConfig reads a file.
@@ -91,6 +92,7 @@ type pluginObject struct {
 	PCIBusID     string          `json:"pciBusID"`
 	Capabilities map[string]bool `json:"capabilities"`
 	IPAM         json.RawMessage `json:"ipam"`
+	SoftRoCE     any             `json:"softRoCE"`
 }
 
 func parseNetwork(config []byte) NetworkFacts {
@@ -111,7 +113,8 @@ func parseNetwork(config []byte) NetworkFacts {
 	for _, p := range plugins {
 		n.Plugins = append(n.Plugins, PluginConf{
 			Type: p.Type, DeviceID: p.DeviceID, PCIBusID: p.PCIBusID, Capabilities: p.Capabilities,
-			HasIPAM: len(p.IPAM) > 0 && !slices.Contains([]string{"null", "{}"}, string(p.IPAM)),
+			SoftRoCE: p.SoftRoCE == true,
+			HasIPAM:  len(p.IPAM) > 0 && !slices.Contains([]string{"null", "{}"}, string(p.IPAM)),
 		})
 	}
 	if len(n.Plugins) == 0 {
@@ -145,6 +148,9 @@ func checkConfig(f Facts) []Finding {
 			found = []Finding{pass(where, "the plugins are in a good order: "+n.types())}
 		}
 		list = append(list, found...)
+		if slices.ContainsFunc(n.Plugins, func(p PluginConf) bool { return p.SoftRoCE && slices.Contains(rdmaTypes, p.Type) }) {
+			list = append(list, checkSoftRoCE(where, f)...)
+		}
 	}
 	return list
 }
@@ -174,7 +180,7 @@ func checkNetwork(where string, n NetworkFacts) []Finding {
 		list = append(list, fail(where, "rdma comes before the plugin that moves the interface: "+n.types(),
 			"ADD fails for want of a previous result, and RoCE devices would lose their addresses.",
 			"Put rdma after it: [sriov, rdma], with tuning and the like where you want."))
-	case maker < 0:
+	case maker < 0 && !n.Plugins[at].SoftRoCE: // any plugin's interface is good for it
 		list = append(list, warn(where, "no plugin before rdma is known to move a device's interface: "+n.types(),
 			"rdma needs the interface of the RDMA device in the pod, made by a plugin before it.", "Check that one of them does; sriov and host-device do."))
 	}
@@ -184,7 +190,7 @@ func checkNetwork(where string, n NetworkFacts) []Finding {
 	if p := n.Plugins[at]; p.DeviceID != "" && p.PCIBusID != "" && !strings.EqualFold(p.DeviceID, p.PCIBusID) {
 		list = append(list, fail(where, fmt.Sprintf("deviceID %s and pciBusID %s of rdma differ", p.DeviceID, p.PCIBusID), "ADD is refused.", "Leave one of the two."))
 	}
-	if n.Manifest && n.ResourceName == "" && n.Plugins[at].DeviceID == "" {
+	if n.Manifest && n.ResourceName == "" && n.Plugins[at].DeviceID == "" && !n.Plugins[at].SoftRoCE {
 		list = append(list, warn(where, "the annotation k8s.v1.cni.cncf.io/resourceName is missing",
 			"Multus passes no device ID, so the device is looked for by way of the interface, and sriov has none at all.",
 			"Annotate the NetworkAttachmentDefinition with the resource of the device plugin."))

@@ -21,6 +21,8 @@ type Facts struct {
 	Persisted Persisted
 	Blockers  []Blocker
 
+	SoftRoCE SoftRoCEFacts
+
 	Devices []DeviceFacts // RDMA devices, and functions that lack theirs
 	NICs    []sysfs.NetworkFunction
 	Chars   []CharFacts

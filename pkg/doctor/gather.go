@@ -119,6 +119,7 @@ func (h Host) gatherDevices(f *Facts) error {
 	}
 	macs := h.adminMACs()
 	symbols := h.releasers()
+	f.SoftRoCE = h.softRoCE(f.Kernel, symbols)
 	for _, e := range inv.Entries {
 		d := DeviceFacts{
 			Function: e.Function.Address, Driver: e.Driver, PF: e.PF, VF: e.VF,

@@ -141,11 +141,20 @@ func (h Host) gatherInside(ns *rdma.Namespace, f *PodFacts) error {
 				return err
 			}
 			pd := PodDevice{Name: d.Name, Index: d.Index, Protocol: d.Protocol}
+			if d.Protocol == "roce" && h.Proc.SeesAll() {
+				if has, err := conn.HasGSI(d.Index); err == nil {
+					pd.GSI = &has
+				}
+			}
+			own, err := conn.CharDevices(d)
+			if err != nil && !errors.Is(err, rdma.ErrDeviceNotFound) {
+				return err
+			}
 			i := slices.IndexFunc(nodes, func(n sysfs.CharDeviceNode) bool { return n.Name == uverbs })
 			if i >= 0 {
 				pd.Function = nodes[i].Function
 				for _, n := range nodes {
-					if n.Function == pd.Function && n.Device == d.Name {
+					if n.Function == pd.Function && n.Device == d.Name && (pd.Function != "" || slices.Contains(own, n.Name)) {
 						pd.Chars = append(pd.Chars, CharFacts{Name: n.Name, Kind: n.Kind, Index: n.CharDevice.Number(), Function: n.Function, Number: n.Number})
 					}
 				}
@@ -211,7 +220,9 @@ func (h Host) gatherPodRecords(id rdma.NamespaceID, f *PodFacts) error {
 		for _, attached := range r.Devices {
 			p := PodRecord{Owner: r.Owner(), Device: attached.NameInPod, Function: r.Function, Phase: string(r.Phase), IfName: r.IfName}
 			for i, d := range f.Devices {
-				if d.Index == attached.Index && d.Function == r.Function {
+				// A software device has no function, and stands on an interface.
+				_, _, soft := sysfs.InterfaceOf(r.Function)
+				if d.Index == attached.Index && (d.Function == r.Function || soft && d.Function == "") {
 					p.Here, f.Devices[i].Recorded = true, true
 				}
 			}

@@ -62,6 +62,12 @@ func goodNode() Facts {
 	}
 }
 
+// softRoCE makes the network one of [ptp, rdma with softRoCE], on such a node.
+func softRoCE(f *Facts, s SoftRoCEFacts) {
+	f.Config.Networks[0].Plugins = []PluginConf{{Type: "ptp"}, {Type: "rdma", SoftRoCE: true}}
+	f.SoftRoCE = s
+}
+
 // of picks the findings of a check that are no PASS.
 func of(findings []Finding, check string) []Finding {
 	return slices.DeleteFunc(slices.Clone(findings), func(f Finding) bool { return f.Check != check || f.Severity == Pass })
@@ -77,6 +83,14 @@ var _ = Describe("the checks of a node", func() {
 			Expect(findings).To(ContainElement(HaveField("Check", c.name)), "every check says something")
 		}
 		golden("good-node.json", findings)
+	})
+
+	It("pass on a network of soft-RoCE, with any plugin before", func() {
+		f := goodNode()
+		f.Kernel = "7.3.4"
+		softRoCE(&f, SoftRoCEFacts{Installed: true})
+		f.Config.Networks[0].Manifest = true
+		Expect(of(Examine(f), "config")).To(BeEmpty())
 	})
 
 	It("explain a node without any RDMA", func() {
@@ -179,6 +193,12 @@ var _ = Describe("the checks of a node", func() {
 			f.Config.Networks[0].Plugins = []PluginConf{{Type: "host-device", PCIBusID: "0000:3b:00.2"}, {Type: "rdma", DeviceID: "0000:3b:00.3"}}
 		}),
 		Entry("a bad file", "config", Fail, "not there", func(f *Facts) { f.Config = &ConfigFacts{Err: "not there"} }),
+		Entry("soft-RoCE without driver", "config", Fail, "no module rdma_rxe", func(f *Facts) { softRoCE(f, SoftRoCEFacts{}) }),
+		Entry("soft-RoCE on an old kernel", "config", Fail, "older than 7.3", func(f *Facts) { softRoCE(f, SoftRoCEFacts{Installed: true}) }),
+		Entry("soft-RoCE with a driver that cannot release", "config", Fail, "cannot release", func(f *Facts) {
+			f.Kernel = "7.3.4"
+			softRoCE(f, SoftRoCEFacts{Installed: true, Loaded: true, CanMove: ptr(false)})
+		}),
 		Entry("no annotation", "config", Warn, "resourceName", func(f *Facts) { f.Config.Networks[0].Manifest = true }),
 	)
 })

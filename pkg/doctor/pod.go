@@ -30,6 +30,9 @@ type PodDevice struct {
 	Ports    []PortFacts
 	Chars    []CharFacts // as the kernel numbers them now
 	Recorded bool        // a record says that it was attached to this pod
+	// GSI says whether it has the queue pair that rdma_cm needs, nil if that
+	// cannot be told.
+	GSI      *bool
 	GIDs     []netip.Addr
 	GIDError string
 }
@@ -85,6 +88,7 @@ var podChecks = []check[PodFacts]{
 	{"sysfs", perContainer(checkPodSysfs)},
 	{"nodes", perContainer(checkPodNodes)},
 	{"access", perContainer(checkPodAccess)},
+	{"rdma-cm", checkPodGSI},
 	{"connection-manager", perContainer(checkPodCM)},
 	{"memlock", perContainer(checkPodMemlock)},
 }
@@ -212,6 +216,18 @@ func checkPodGIDs(f PodFacts) []Finding {
 		}
 	}
 	return orPass(list, "every address has its GID")
+}
+
+func checkPodGSI(f PodFacts) []Finding {
+	var list []Finding
+	for _, d := range f.Devices {
+		if d.GSI != nil && !*d.GSI {
+			list = append(list, warn(d.Name, "the kernel has no queue pair for management (QP 1) on it", "Connections by rdma_cm fail (rdma_connect: Invalid argument), and with them programs that have no other way to connect. "+
+				"The driver of soft-RoCE, rdma_rxe, does not make the queue pair again after a move, up to 7.3 at least.",
+				"Let the programs connect without rdma_cm, as ibv_rc_pingpong and perftest without -R do; for others use an adapter."))
+		}
+	}
+	return orPass(list, "every device has what rdma_cm needs of it")
 }
 
 func checkPodSysfs(f PodFacts, c ContainerFacts) []Finding {

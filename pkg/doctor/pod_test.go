@@ -88,6 +88,7 @@ var _ = Describe("the checks of a pod", func() {
 		Entry("a dead node", "access", Fail, "EIO", func(f *PodFacts) {
 			node(f, "uverbs2", func(n *NodeFacts) { n.Opened, n.Error = ptr(false), "EIO" })
 		}),
+		Entry("no queue pair for rdma_cm", "rdma-cm", Warn, "QP 1", func(f *PodFacts) { f.Devices[0].GSI = ptr(false) }),
 		Entry("no connection manager", "connection-manager", Warn, "rdma_cm", func(f *PodFacts) { delete(f.Containers[0].Nodes, "rdma_cm") }),
 		Entry("a low limit", "memlock", Warn, "64 KiB", func(f *PodFacts) { f.Containers[0].NoLimit, f.Containers[0].Memlock = false, 64<<10 }),
 		Entry("an unreadable limit", "memlock", Warn, "denied", func(f *PodFacts) { f.Containers[0].LimErr = "denied" }),
