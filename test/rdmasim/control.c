@@ -270,6 +270,8 @@ static int sim_parse_key(struct sim_spec *spec, unsigned int *count,
 		return sim_parse_choice(value, "auto", "zero", &spec->zero_guid);
 	if (!strcmp(key, "movable"))
 		return sim_parse_bool(value, &spec->movable);
+	if (!strcmp(key, "driver"))
+		return sim_parse_choice(value, "rxe", "none", &spec->anonymous);
 	if (!strcmp(key, "netdev"))
 		return sim_parse_bool(value, &spec->netdev);
 	if (!strcmp(key, "rebind"))

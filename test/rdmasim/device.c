@@ -79,7 +79,7 @@ int sim_register(struct sim *sim)
 
 	if (!ib)
 		return -ENOMEM;
-	sim_set_ops(&ib->ibdev, sim->spec.movable);
+	sim_set_ops(&ib->ibdev, sim->spec.movable, sim->spec.anonymous);
 	ib->ibdev.node_type = RDMA_NODE_IB_CA;
 	ib->ibdev.phys_port_cnt = sim->spec.ports;
 	ib->ibdev.num_comp_vectors = num_possible_cpus();

@@ -42,6 +42,7 @@ struct sim_spec {
 	unsigned int pkey;
 	bool ib_link;
 	bool movable;
+	bool anonymous;			/* no driver ID, beside rdma_rxe */
 	bool zero_guid;
 	bool netdev;
 	bool rebind;
@@ -94,7 +95,7 @@ static inline struct sim_ib *to_sim_ib(struct ib_device *ibdev)
 }
 
 /* verbs.c */
-void sim_set_ops(struct ib_device *ibdev, bool movable);
+void sim_set_ops(struct ib_device *ibdev, bool movable, bool anonymous);
 
 /* device.c; all under sim_lock */
 int sim_register(struct sim *sim);

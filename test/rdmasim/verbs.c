@@ -373,8 +373,6 @@ static int sim_enable_driver(struct ib_device *ibdev)
 
 static const struct ib_device_ops sim_ops = {
 	.owner = THIS_MODULE,
-	/* rdma-core lists no device whose driver it does not know. */
-	.driver_id = RDMA_DRIVER_RXE,
 	.uverbs_abi_ver = 2,
 
 	.add_gid = sim_add_gid,
@@ -421,9 +419,20 @@ static const struct ib_device_ops sim_movable_ops = {
 	.disassociate_ucontext = sim_disassociate_ucontext,
 };
 
-void sim_set_ops(struct ib_device *ibdev, bool movable)
+/*
+ * rdma-core lists no device whose driver it does not know. rdma_rxe takes every
+ * device with its ID for one of its own: at an event of the device's netdev it
+ * reads and writes its own structure where ours is.
+ */
+static const struct ib_device_ops sim_rxe_ops = {
+	.driver_id = RDMA_DRIVER_RXE,
+};
+
+void sim_set_ops(struct ib_device *ibdev, bool movable, bool anonymous)
 {
 	ib_set_device_ops(ibdev, &sim_ops);
+	if (!anonymous)
+		ib_set_device_ops(ibdev, &sim_rxe_ops);
 	if (movable)
 		ib_set_device_ops(ibdev, &sim_movable_ops);
 }

@@ -40,7 +40,7 @@ var extra = []string{"ib_ipoib", "uio_pci_generic", "rdma_rxe", "crc32_generic"}
 var kernels = []kernel{
 	{name: "6.1", suite: stable, load: base, carry: extra, rdmasim: true},
 	{name: "6.12", suite: "bookworm-backports", load: base, carry: extra, rdmasim: true},
-	{name: "7.3", suite: "trixie-backports", load: base, carry: []string{"ib_ipoib", "uio_pci_generic", "rdma_rxe"}, rdmasim: true, libc: "trixie"},
+	{name: "7.3", suite: "trixie-backports", load: base, carry: []string{"ib_ipoib", "uio_pci_generic", "rdma_rxe", "8021q"}, rdmasim: true, libc: "trixie"},
 }
 
 func findKernel(name string) (kernel, error) {
