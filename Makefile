@@ -33,7 +33,7 @@ SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 GOLANGCI_LINT_VERSION := v2.15.0
 GOLANGCI_LINT := .cache/bin/golangci-lint-$(GOLANGCI_LINT_VERSION)
 
-.PHONY: help build image image-context release bench test test-unit test-e2e test-kernels test-podman test-containerd test-image test-release soak fuzz demo lint fmt bed chain clean FORCE
+.PHONY: help build image image-context release bench test test-unit test-e2e test-kernels test-podman test-containerd test-softroce test-image test-release soak fuzz demo lint fmt bed chain clean FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,7 +60,7 @@ image: image-context ## the image, with buildah, podman or docker (IMAGE=name IM
 release: $(ARCHES:%=build/image/linux/%) ## archives for all architectures, bills of materials and checksums, in build/release
 	deployment/build/release.sh build/release $(VERSION) $(SOURCE_DATE_EPOCH) $(ARCHES)
 
-test: test-unit fuzz test-e2e test-kernels test-podman test-containerd test-image test-release ## everything, on real kernels too
+test: test-unit fuzz test-e2e test-kernels test-podman test-containerd test-softroce test-image test-release ## everything, on real kernels too
 
 test-unit: ## tests that need neither root nor RDMA
 	$(GO) vet ./...
@@ -68,12 +68,12 @@ test-unit: ## tests that need neither root nor RDMA
 
 # The specs labelled "alone" unfit the guest for others: they get one of their own.
 test-e2e: bed ## the tests on a real kernel, in a virtual machine (KERNEL=6.1)
-	$(E2E) -kernel $(KERNEL) -timeout 30m -- /bed/guest.sh -ginkgo.label-filter='!alone && !podman && !containerd' $(ARGS)
+	$(E2E) -kernel $(KERNEL) -timeout 30m -- /bed/guest.sh -ginkgo.label-filter='!alone && !podman && !containerd && !softroce' $(ARGS)
 	$(E2E) -kernel $(KERNEL) -timeout 5m -- /bed/guest.sh -ginkgo.label-filter='alone && !containerd' $(ARGS)
 
 test-kernels: bed ## what differs from kernel to kernel, on the other ones
 	@for kernel in $(OTHER_KERNELS); do \
-		$(E2E) -kernel $$kernel -timeout 30m -- /bed/guest.sh -ginkgo.label-filter='kernel && !alone' $(ARGS) || exit; \
+		$(E2E) -kernel $$kernel -timeout 30m -- /bed/guest.sh -ginkgo.label-filter='kernel && !alone && !softroce' $(ARGS) || exit; \
 	done
 
 soak: bed ## ADD, CHECK and DEL with random faults in a virtual machine (N=2000 rounds, SEED=... repeats a run)
@@ -119,6 +119,17 @@ test-containerd: bed ## the plugin under containerd 1.6 and 2, in virtual machin
 	done
 	rm -r $(BED)/root.tar $(BED)/containerd2 $(BED)/reboot.tar
 
+# Soft-RoCE devices can be moved from this kernel on.
+SOFTROCE := 7.3
+
+test-softroce: bed $(BED)/softroce.tar ## soft-RoCE with RDMA traffic between pods, on a stock kernel
+	$(E2E) -kernel $(SOFTROCE) -timeout 30m -- sh -c 'tar -x -C / -f /bed/softroce.tar && exec /bed/guest.sh -ginkgo.label-filter=softroce $(ARGS)'
+
+# Debian's programs for RDMA traffic.
+$(BED)/softroce.tar: test/e2e/debian-root.sh | chain
+	sh test/e2e/debian-root.sh $(CURDIR)/.cache softroce ibverbs-utils perftest
+	cp .cache/softroce/root.tar $@
+
 bench: chain ## measure the plugin in a virtual machine (N=50 rounds, BASE=rev compares with another commit, ICOUNT=1 counts instructions)
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o $(BED)/bin/ ./test/bench ./test/bench/empty
 	$(if $(BASE),rm -rf .cache/base && git worktree prune && git worktree add --detach .cache/base $(BASE) && \
@@ -143,12 +154,15 @@ chain: $(VM)
 	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o $(BED)/bin/ \
 		github.com/containernetworking/cni/cnitool \
 		github.com/containernetworking/plugins/plugins/main/host-device \
+		github.com/containernetworking/plugins/plugins/main/macvlan \
+		github.com/containernetworking/plugins/plugins/main/ptp \
 		github.com/containernetworking/plugins/plugins/ipam/host-local \
 		./test/e2e/ib-sriov
 
-demo: chain ## an attachment to look at, in a virtual machine (KERNEL=6.1)
-	@cp test/demo/demo.sh $(BED)/
+demo: chain $(BED)/softroce.tar ## attachments to look at, in virtual machines: a VF (KERNEL=6.1), and soft-RoCE with traffic
+	@cp test/demo/*.sh $(BED)/
 	@$(VM) run -kernel $(KERNEL) -timeout 1m -share $(BED) -- sh /bed/demo.sh
+	@$(VM) run -kernel $(SOFTROCE) -timeout 3m -share $(BED) -- sh /bed/softroce.sh
 
 $(VM): FORCE
 	@$(GO) build -o $@ ./test/vm

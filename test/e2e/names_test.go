@@ -10,12 +10,25 @@ import (
 	"github.com/rdma-cni/rdma-cni/pkg/rdma"
 )
 
+// loadRXE loads the driver of soft-RoCE for one spec, beside the test driver's
+// devices on VFs, which it would take for its own.
+func loadRXE() {
+	GinkgoHelper()
+	sim("del *")
+	addVFDevices(besideRXE)
+	_ = exec.Command("modprobe", "crc32_generic").Run() // gone in 7.3
+	run("modprobe", "rdma_rxe")
+	DeferCleanup(func() {
+		Eventually(func() error { return exec.Command("rmmod", "rdma_rxe").Run() }, patience).Should(Succeed())
+	})
+}
+
 // softRoCE makes a device of the stock driver rdma_rxe on a netdev of a kind of
-// its own (dummy, veth). It has no parent function, so the plugin, which attaches
-// functions, has no part in these specs: they pin down what its own rest on.
+// its own (dummy, veth). The plugin has no part in these specs: they pin down
+// what its own rest on.
 func softRoCE(name, netdev, kind string) {
 	GinkgoHelper()
-	run("modprobe", "rdma_rxe")
+	loadRXE()
 	run("ip", "link", "add", netdev, "type", kind)
 	// The device goes with its netdev, wherever it is.
 	DeferCleanup(run, "ip", "link", "del", netdev)

@@ -36,12 +36,16 @@ var vfs = []string{"0000:01:10.0", "0000:01:10.2", "0000:01:10.4", "0000:01:10.6
 // vfDevice is the name of the RDMA device on VF number i at home.
 func vfDevice(i int) string { return fmt.Sprintf("sim%d", i) }
 
-func addVFDevices() {
+// addVFDevices makes them; more are further keys for the test driver.
+func addVFDevices(more ...string) {
 	GinkgoHelper()
 	for i, vf := range vfs {
-		sim("add name=%s parent=pci:%s", vfDevice(i), vf)
+		sim("add name=%s parent=pci:%s %s", vfDevice(i), vf, strings.Join(more, " "))
 	}
 }
+
+// besideRXE keeps a device out of the hands of the stock driver rdma_rxe.
+const besideRXE = "driver=none"
 
 // sim gives the test driver a command.
 func sim(format string, args ...any) {
@@ -145,9 +149,11 @@ func charDevices() map[string]string {
 			dir := filepath.Join("/sys/class", class, e.Name())
 			ibdev, err := os.ReadFile(filepath.Join(dir, "ibdev"))
 			Expect(err).NotTo(HaveOccurred())
-			parent, err := os.Readlink(filepath.Join(dir, "device"))
-			Expect(err).NotTo(HaveOccurred())
-			nodes[e.Name()] = filepath.Base(parent) + " " + strings.TrimSpace(string(ibdev))
+			function := "" // a software device has no parent
+			if parent, err := os.Readlink(filepath.Join(dir, "device")); err == nil {
+				function = filepath.Base(parent)
+			}
+			nodes[e.Name()] = function + " " + strings.TrimSpace(string(ibdev))
 		}
 	}
 	return nodes

@@ -48,7 +48,11 @@ var _ = BeforeEach(func() {
 	}
 	DeferCleanup(sim, "del *")
 	DeferCleanup(expectNothingLeft)
-	addVFDevices()
+	if slices.Contains(CurrentSpecReport().Labels(), withSoftRoCE) {
+		addVFDevices(besideRXE)
+	} else {
+		addVFDevices()
+	}
 	before := snapshot()
 	DeferCleanup(func() {
 		Eventually(snapshot, patience).Should(Equal(before), "the node must be as it was before the spec")

@@ -293,6 +293,8 @@ func request(tid int, address, length uint64) (string, error) {
 		return "", nil
 	case nldev | 2:
 		return "sendto (change an RDMA device)", nil
+	case nldev | 3, nldev | 4:
+		return "sendto (make or remove an RDMA device)", nil
 	default:
 		return fmt.Sprintf("sendto (netlink request %#x)", kind), nil
 	}
