@@ -173,6 +173,13 @@ func (s *session) requireIdle(device rdma.Device, function string) error {
 	if device.Protocol == "ib" {
 		return &InUseError{Device: device.Name, By: "a move destroys the IPoIB interfaces of an InfiniBand device, with their addresses"}
 	}
+	soft, err := s.Sysfs.SoftDevices()
+	if err != nil {
+		return err
+	}
+	if slices.ContainsFunc(soft, func(d sysfs.SoftDevice) bool { return d.Name == device.Name }) {
+		return &InUseError{Device: device.Name, By: "a move takes rdma_cm from a soft-RoCE device for good"}
+	}
 	counts, err := s.conn.Resources(device.Index)
 	if err != nil {
 		return err
