@@ -47,6 +47,16 @@ func ptpNetwork() network {
 	return softNetwork(map[string]any{"type": "ptp"}, map[string]any{"waitForGID": "10s"})
 }
 
+// macvlanNetwork joins its pods without the host's routes.
+func macvlanNetwork() network {
+	GinkgoHelper()
+	run("ip", "link", "add", "lower", "type", "veth", "peer", "name", "lower-peer")
+	DeferCleanup(run, "ip", "link", "del", "lower")
+	run("ip", "link", "set", "lower", "up")
+	run("ip", "link", "set", "lower-peer", "up")
+	return softNetwork(map[string]any{"type": "macvlan", "master": "lower"}, map[string]any{"waitForGID": "10s"})
+}
+
 func (n network) succeed(verb string, p pod) string {
 	GinkgoHelper()
 	out, err := n.cnitool(verb, p)
@@ -180,23 +190,25 @@ func (t traffic) kill() {
 // endless is a number of messages that nobody waits for.
 const endless = "10000000"
 
+// packets counts what a pod's device has sent and received.
+func packets(p pod) (counts [2]string) {
+	GinkgoHelper()
+	fields := strings.Fields(run("ip", "netns", "exec", p.name, "rdma", "statistic", "show", "link", softDevice+"/1"))
+	for i, counter := range []string{"sent_pkts", "rcvd_pkts"} {
+		at := slices.Index(fields, counter)
+		Expect(at).To(BeNumerically(">", 0), "%v", fields)
+		counts[i] = fields[at+1]
+	}
+	return counts
+}
+
 // progress waits until each of the pods has sent and received more packets.
 func progress(pods ...pod) {
 	GinkgoHelper()
 	for _, p := range pods {
-		packets := func() [2]string {
-			var counts [2]string
-			fields := strings.Fields(run("ip", "netns", "exec", p.name, "rdma", "statistic", "show", "link", softDevice+"/1"))
-			for i, counter := range []string{"sent_pkts", "rcvd_pkts"} {
-				at := slices.Index(fields, counter)
-				Expect(at).To(BeNumerically(">", 0), "%v", fields)
-				counts[i] = fields[at+1]
-			}
-			return counts
-		}
-		before := packets()
+		before := packets(p)
 		Eventually(func() bool {
-			now := packets()
+			now := packets(p)
 			return now[0] != before[0] && now[1] != before[1]
 		}, longPatience).Should(BeTrue(), "packets of %s go and come, besides %v", p.name, before)
 	}
@@ -314,7 +326,7 @@ var _ = Describe("soft-RoCE", Label(withSoftRoCE), func() {
 	})
 
 	It("ends a connection when one side's DEL comes, and no other one", func() {
-		n := ptpNetwork()
+		n := macvlanNetwork()
 		var pods []pod
 		var addresses []string
 		for range 4 {
@@ -326,8 +338,13 @@ var _ = Describe("soft-RoCE", Label(withSoftRoCE), func() {
 		progress(pods...)
 		n.succeed("del", pods[0])
 		Expect(rdmaNames(pods[0].path)).To(BeEmpty())
-		Expect(cut.client.exit()).NotTo(BeZero(), "%s", &cut.client.out)
-		Expect(cut.client.out.String()).To(ContainSubstring("transport retry counter exceeded"))
+		// The partner may wait for ever: rdma_rxe takes a retry count of 7, which
+		// these programs ask for, for endless. But nothing comes any more.
+		progress(pods[2:]...)
+		last := packets(pods[1])
+		progress(pods[2:]...)
+		progress(pods[2:]...)
+		Expect(packets(pods[1])[1]).To(Equal(last[1]), "packets received")
 		Expect(rdmaNames(pods[1].path)).To(ConsistOf(softDevice))
 		n.succeed("check", pods[1])
 		progress(pods[2:]...)
@@ -343,11 +360,7 @@ var _ = Describe("soft-RoCE", Label(withSoftRoCE), func() {
 	})
 
 	It("works on macvlan", func() {
-		run("ip", "link", "add", "lower", "type", "veth", "peer", "name", "lower-peer")
-		DeferCleanup(run, "ip", "link", "del", "lower")
-		run("ip", "link", "set", "lower", "up")
-		run("ip", "link", "set", "lower-peer", "up")
-		n, p, q := softNetwork(map[string]any{"type": "macvlan", "master": "lower"}, map[string]any{"waitForGID": "10s"}), newPod(), newPod()
+		n, p, q := macvlanNetwork(), newPod(), newPod()
 		address, other := n.addressIn(p), n.addressIn(q)
 		between(p, address, q, other, "ibv_rc_pingpong", "-n", "50").succeeds()
 		n.succeed("del", p)
@@ -718,6 +731,15 @@ var _ = Describe("soft-RoCE", Label(withSoftRoCE), func() {
 			a.succeed("ADD")
 			a.succeed("DEL")
 			Expect(rdmaNames(hostNetns)).To(ContainElement("rxe_net1"))
+		})
+
+		It("keeps its rdma_cm, since doctor does not try to move it", func() {
+			p := softPod(newPod)
+			byHand(p, "mine")
+			got := companion("doctor", "--probe", "mine")
+			Expect(got.exit).To(Equal(1))
+			Expect(got.stdout + got.stderr).To(ContainSubstring("rdma_cm"))
+			Expect(run("rdma", "resource", "show", "qp", "link", "mine/1")).To(ContainSubstring("GSI"))
 		})
 
 		It("is refused while it is in the pod without a record", func() {
