@@ -242,7 +242,7 @@ var _ = Describe("softRoCE", func() {
 	})
 
 	DescribeTable("is refused as", func(conf string) {
-		_, err := parseConfig([]byte(conf))
+		_, err := parse([]byte(conf))
 		Expect(err).To(MatchError(ContainSubstring("softRoCE")))
 	},
 		Entry("a word", `{"softRoCE":"true"}`),

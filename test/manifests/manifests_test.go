@@ -272,13 +272,14 @@ var pluginKeys = map[string][]string{
 	"ib-sriov":    {"type", "ipam", "link_state", "rdmaIsolation", "pkey"},
 	"host-device": {"type", "ipam"},
 	"ovs":         {"type", "ipam", "bridge", "interface_type"},
+	"macvlan":     {"type", "ipam", "master", "mode", "mtu"},
 	"tuning":      {"type", "sysctl", "mtu"},
 	"sbr":         {"type"},
-	"rdma":        {"type", "args", "devices", "rdmaDeviceName", "rdmaQoS", "waitForGID", "onSharedMode", "optional", "zeroGUID", "logLevel", "logFile"},
+	"rdma":        {"type", "args", "devices", "rdmaDeviceName", "rdmaQoS", "waitForGID", "onSharedMode", "optional", "zeroGUID", "logLevel", "logFile", "softRoCE", "softRoCEOverHardware"},
 }
 
 // movers are the plugins that bring the interface into the pod.
-var movers = []string{"sriov", "ib-sriov", "host-device", "ovs"}
+var movers = []string{"sriov", "ib-sriov", "host-device", "ovs", "macvlan"}
 
 var _ = Describe("deployment/examples", func() {
 	files, err := filepath.Glob(deployment + "/examples/*.yaml")
@@ -292,7 +293,11 @@ var _ = Describe("deployment/examples", func() {
 			var definition networkAttachmentDefinition
 			decodeFile("examples/"+filepath.Base(file), &definition)
 			Expect(definition.TypeMeta).To(Equal(metav1.TypeMeta{APIVersion: "k8s.cni.cncf.io/v1", Kind: "NetworkAttachmentDefinition"}))
-			Expect(definition.Annotations).To(HaveKeyWithValue("k8s.v1.cni.cncf.io/resourceName", MatchRegexp(`^[a-z.]+/[a-z0-9_]+$`)))
+			if soft := strings.Contains(definition.Spec.Config, "softRoCE"); soft {
+				Expect(definition.Annotations).NotTo(HaveKey("k8s.v1.cni.cncf.io/resourceName"), "it needs no device of the node")
+			} else {
+				Expect(definition.Annotations).To(HaveKeyWithValue("k8s.v1.cni.cncf.io/resourceName", MatchRegexp(`^[a-z.]+/[a-z0-9_]+$`)))
+			}
 
 			list, err := libcni.NetworkConfFromBytes([]byte(definition.Spec.Config))
 			Expect(err).NotTo(HaveOccurred())
