@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rdma-cni/rdma-cni/pkg/rdma"
+	"github.com/rdma-cni/rdma-cni/pkg/rtnl"
 	"github.com/rdma-cni/rdma-cni/pkg/sysfs"
 )
 
@@ -69,7 +70,7 @@ func (s *session) vfOfMAC(mac string) (address string, err error) {
 	if err != nil {
 		return "", fmt.Errorf("the previous result has no usable MAC for it (%q)", mac)
 	}
-	links, err := netlink.LinkList()
+	links, err := rtnl.Dump(netlink.LinkList)
 	if err != nil {
 		return "", fmt.Errorf("list the host's interfaces: %w", err)
 	}

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rdma-cni/rdma-cni/pkg/rdma"
+	"github.com/rdma-cni/rdma-cni/pkg/rtnl"
 	"github.com/rdma-cni/rdma-cni/pkg/state"
 	"github.com/rdma-cni/rdma-cni/pkg/sysfs"
 )
@@ -157,7 +158,7 @@ func findInterface(ns *rdma.Namespace, name string) (i podInterface, found bool,
 			Interface: sysfs.Interface{Netns: ns.ID().Inode, Index: link.Attrs().Index},
 			name:      link.Attrs().Name, mac: link.Attrs().HardwareAddr,
 		}
-		list, err := netlink.AddrList(link, netlink.FAMILY_ALL)
+		list, err := rtnl.Dump(func() ([]netlink.Addr, error) { return netlink.AddrList(link, netlink.FAMILY_ALL) })
 		if err != nil {
 			return fmt.Errorf("addresses of interface %s in the pod: %w", name, err)
 		}

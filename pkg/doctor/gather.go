@@ -19,6 +19,7 @@ import (
 	"github.com/rdma-cni/rdma-cni/pkg/attachment"
 	"github.com/rdma-cni/rdma-cni/pkg/install"
 	"github.com/rdma-cni/rdma-cni/pkg/rdma"
+	"github.com/rdma-cni/rdma-cni/pkg/rtnl"
 	"github.com/rdma-cni/rdma-cni/pkg/sysfs"
 )
 
@@ -193,7 +194,7 @@ func (h Host) port(e attachment.Entry, number int, p rdma.Port) PortFacts {
 // virtual ones, by PF address and VF number.
 func (h Host) adminMACs() map[string]string {
 	macs := map[string]string{}
-	links, err := netlink.LinkList()
+	links, err := rtnl.Dump(netlink.LinkList)
 	if err != nil {
 		return macs // an empty map: not known
 	}

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rdma-cni/rdma-cni/pkg/rdma"
+	"github.com/rdma-cni/rdma-cni/pkg/rtnl"
 	"github.com/rdma-cni/rdma-cni/pkg/sysfs"
 )
 
@@ -35,19 +36,6 @@ func (h *Handle) Close() { h.nl.Close() }
 // kind is what rtnetlink calls such interfaces.
 const kind = "ipoib"
 
-// attempts is how often a dump is asked for that changes interrupt.
-const attempts = 10
-
-// dump asks again while the kernel says that the answer is not of one piece.
-func dump[T any](ask func() (T, error)) (list T, err error) {
-	for range attempts {
-		if list, err = ask(); !errors.Is(err, netlink.ErrDumpInterrupted) {
-			break
-		}
-	}
-	return list, err
-}
-
 // Interfaces lists the IPoIB interfaces of a function, those that have children
 // first. With stacks it also looks for what is stacked on them, which takes the
 // list of all interfaces.
@@ -56,7 +44,7 @@ func (h *Handle) Interfaces(function string, stacks bool) ([]Interface, error) {
 	if stacks {
 		ask = h.nl.LinkList
 	}
-	links, err := dump(ask)
+	links, err := rtnl.Dump(ask)
 	if err != nil {
 		return nil, fmt.Errorf("list interfaces: %w", err)
 	}
@@ -83,7 +71,7 @@ func (h *Handle) Interfaces(function string, stacks bool) ([]Interface, error) {
 // Names names the IPoIB interfaces of the namespace, without children, by the
 // GUID of their port.
 func Names() (map[rdma.GUID]string, error) {
-	links, err := dump(ipoibLinks)
+	links, err := rtnl.Dump(ipoibLinks)
 	if err != nil {
 		return nil, fmt.Errorf("list IPoIB interfaces: %w", err)
 	}
@@ -159,7 +147,7 @@ func (h *Handle) read(l *netlink.IPoIB, links []netlink.Link) (Interface, error)
 		return i, fmt.Errorf("its hardware address %s is not that of an IPoIB interface", l.HardwareAddr)
 	}
 	i.PortGUID = portGUID(l.HardwareAddr)
-	addresses, err := dump(func() ([]netlink.Addr, error) { return h.nl.AddrList(l, netlink.FAMILY_ALL) })
+	addresses, err := rtnl.Dump(func() ([]netlink.Addr, error) { return h.nl.AddrList(l, netlink.FAMILY_ALL) })
 	if err != nil {
 		return i, fmt.Errorf("list its addresses: %w", err)
 	}
@@ -188,7 +176,7 @@ func obstacle(l *netlink.IPoIB, links []netlink.Link) string {
 
 func (h *Handle) readRoutes(i *Interface) error {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		routes, err := dump(func() ([]netlink.Route, error) {
+		routes, err := rtnl.Dump(func() ([]netlink.Route, error) {
 			return h.nl.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
 		})
 		if err != nil {

@@ -13,6 +13,8 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"github.com/vishvananda/netlink"
+
+	"github.com/rdma-cni/rdma-cni/pkg/rtnl"
 )
 
 // network is a conflist on disk, called through cnitool as a runtime would.
@@ -75,7 +77,7 @@ func netdevs(path string) []string {
 	GinkgoHelper()
 	var names []string
 	inNetns(path, func() {
-		links, err := netlink.LinkList()
+		links, err := rtnl.Dump(netlink.LinkList)
 		Expect(err).NotTo(HaveOccurred())
 		for _, l := range links {
 			names = append(names, l.Attrs().Name)

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -14,6 +13,8 @@ import (
 	. "github.com/onsi/gomega"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/rdma-cni/rdma-cni/pkg/rtnl"
 )
 
 // killedAt runs a verb and kills it at point number n, counted from 0. Without
@@ -266,10 +267,7 @@ func prepareInfiniBand(old pod, _ attachment) {
 // the one that is no child.
 func ipoibLinks() (parent *netlink.IPoIB, children []*netlink.IPoIB) {
 	GinkgoHelper()
-	links, err := netlink.LinkList()
-	for errors.Is(err, netlink.ErrDumpInterrupted) { // a namespace dies meanwhile
-		links, err = netlink.LinkList()
-	}
+	links, err := rtnl.Dump(netlink.LinkList) // a namespace dies meanwhile
 	Expect(err).NotTo(HaveOccurred())
 	for _, l := range links {
 		i, ok := l.(*netlink.IPoIB)
@@ -341,7 +339,7 @@ func expectDecorated(p pod) {
 		Expect(children[0].Name).To(Equal("part"))
 		Expect(children[0].Pkey).To(Equal(uint16(0x8006)))
 		for l, want := range map[netlink.Link]*netlink.Addr{link: decorAddress, children[0]: decorChild} {
-			addresses, err := netlink.AddrList(l, netlink.FAMILY_V4)
+			addresses, err := rtnl.Dump(func() ([]netlink.Addr, error) { return netlink.AddrList(l, netlink.FAMILY_V4) })
 			Expect(err).NotTo(HaveOccurred())
 			Expect(addresses).To(HaveLen(1))
 			Expect(addresses[0].IPNet.String()).To(Equal(want.IPNet.String()))

@@ -20,6 +20,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/rdma-cni/rdma-cni/pkg/rtnl"
 )
 
 const (
@@ -170,7 +172,7 @@ type state struct {
 
 func snapshot() state {
 	GinkgoHelper()
-	links, err := netlink.LinkList()
+	links, err := rtnl.Dump(netlink.LinkList)
 	Expect(err).NotTo(HaveOccurred())
 	var netdevs []string
 	for _, l := range links {

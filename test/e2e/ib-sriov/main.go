@@ -26,6 +26,8 @@ import (
 	"github.com/containernetworking/plugins/pkg/ipam"
 	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/vishvananda/netlink"
+
+	"github.com/rdma-cni/rdma-cni/pkg/rtnl"
 )
 
 const cacheDir = "/run/ib-sriov"
@@ -166,7 +168,7 @@ func add(args *skel.CmdArgs) (err error) {
 }
 
 func firstIPoIB() (netlink.Link, error) {
-	links, err := netlink.LinkList()
+	links, err := rtnl.Dump(netlink.LinkList)
 	if err != nil {
 		return nil, err
 	}
