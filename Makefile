@@ -68,12 +68,12 @@ test-unit: ## tests that need neither root nor RDMA
 
 # The specs labelled "alone" unfit the guest for others: they get one of their own.
 test-e2e: bed ## the tests on a real kernel, in a virtual machine (KERNEL=6.1)
-	$(E2E) -kernel $(KERNEL) -timeout 30m -- /bed/guest.sh -ginkgo.label-filter='!alone && !podman && !containerd && !softroce' $(ARGS)
+	$(E2E) -kernel $(KERNEL) -timeout 60m -- /bed/guest.sh -ginkgo.label-filter='!alone && !podman && !containerd && !softroce' $(ARGS)
 	$(E2E) -kernel $(KERNEL) -timeout 5m -- /bed/guest.sh -ginkgo.label-filter='alone && !containerd' $(ARGS)
 
 test-kernels: bed ## what differs from kernel to kernel, on the other ones
 	@for kernel in $(OTHER_KERNELS); do \
-		$(E2E) -kernel $$kernel -timeout 30m -- /bed/guest.sh -ginkgo.label-filter='kernel && !alone && !softroce' $(ARGS) || exit; \
+		$(E2E) -kernel $$kernel -timeout 60m -- /bed/guest.sh -ginkgo.label-filter='kernel && !alone && !softroce' $(ARGS) || exit; \
 	done
 
 soak: bed ## ADD, CHECK and DEL with random faults in a virtual machine (N=2000 rounds, SEED=... repeats a run)
