@@ -104,11 +104,11 @@ var victims = map[string]victim{
 	},
 	"ADD of a device with an InfiniBand port": {
 		// Up to its record it is like any other.
-		command: "ADD", labels: Label(kernelSpec), prepare: prepareInfiniBand, settle: giveDecorated, kept: expectDecorated, from: "renameat record",
+		command: "ADD", prepare: prepareInfiniBand, settle: giveDecorated, kept: expectDecorated, from: "renameat record",
 		calls: []string{"renameat record", "sendto (change an RDMA device)", "sendto (netlink request", "setns"},
 	},
 	"DEL of a device with an InfiniBand port": {
-		command: "DEL", labels: Label(kernelSpec), settle: giveDecorated, kept: expectDecorated,
+		command: "DEL", settle: giveDecorated, kept: expectDecorated,
 		prepare: func(old pod, a attachment) {
 			prepareInfiniBand(old, a)
 			a.succeed("ADD")
