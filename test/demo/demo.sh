@@ -9,21 +9,7 @@ POD=pod1
 CNI=/tmp/cni
 export CNI_PATH=$CNI/bin NETCONFPATH=$CNI/net.d CNI_IFNAME=net1
 
-title() { printf '\n=== %s\n' "$*"; }
-note() { printf '    # %s\n' "$*"; }
-fail() {
-	printf '\nFAILED: %s\n' "$*"
-	[ ! -s /var/log/rdma.log ] || cat /var/log/rdma.log
-	exit 1
-}
-
-# show prints a command and what it says.
-show() {
-	printf '  %s\n' "\$ $*"
-	"$@" >/tmp/shown 2>&1 || { cat /tmp/shown; fail "$*"; }
-	[ -s /tmp/shown ] || echo "(nothing)" >/tmp/shown
-	sed 's/^/      /; s/ *$//' /tmp/shown
-}
+. /bed/show.sh
 
 # The interfaces of VFs without RDMA device are left out.
 netdevs() { ip -br link | grep -v 'eth[3-9]'; }

@@ -7,21 +7,7 @@ CNI=/tmp/cni
 export CNI_PATH=$CNI/bin NETCONFPATH=$CNI/net.d CNI_IFNAME=eth0
 DEVICE=rxe_eth0 # the plugin's name for it
 
-title() { printf '\n=== %s\n' "$*"; }
-note() { printf '    # %s\n' "$*"; }
-fail() {
-	printf '\nFAILED: %s\n' "$*"
-	[ ! -s /var/log/rdma.log ] || cat /var/log/rdma.log
-	exit 1
-}
-
-# show prints a command and what it says.
-show() {
-	printf '  %s\n' "\$ $*"
-	"$@" >/tmp/shown 2>&1 || { cat /tmp/shown; fail "$*"; }
-	[ -s /tmp/shown ] || echo "(nothing)" >/tmp/shown
-	sed 's/^/      /; s/ *$//' /tmp/shown
-}
+. /bed/show.sh
 
 in_pod() { pod=$1; shift; ip netns exec "$pod" "$@"; }
 address() { ip -n "$1" -4 -o addr show dev eth0 | awk '{ sub("/.*", "", $4); print $4 }'; }
