@@ -137,7 +137,7 @@ func (p *Plugin) readCall(command string, needs []string) (call, error) {
 // version of the specification that has the verb.
 func (p *Plugin) checkConfig(c call, since string) error {
 	cniVersion, name := unversioned, ""
-	if err := errors.Join(c.keys.text("cniVersion", &cniVersion), c.keys.text("name", &name)); err != nil {
+	if err := errors.Join(c.keys.Text("cniVersion", &cniVersion), c.keys.Text("name", &name)); err != nil {
 		return types.NewError(types.ErrDecodingFailure, oneLine("rdma plugin: "+err.Error()), "")
 	}
 	if cniVersion == "" {

@@ -10,21 +10,25 @@ import (
 	"strings"
 
 	"github.com/rdma-cni/rdma-cni/pkg/attachment"
+	"github.com/rdma-cni/rdma-cni/pkg/rawjson"
 	"github.com/rdma-cni/rdma-cni/pkg/state"
 	"github.com/rdma-cni/rdma-cni/pkg/sysfs"
 )
 
+type object = rawjson.Object
+
 // config is the network configuration of one call. Keys that the plugin does
 // not know belong to others and are ignored.
 type config struct {
-	cniVersion string
-	name       string
-	function   string // the one that deviceID, pciBusID and runtimeConfig agree on, "" if none is given
-	logLevel   slog.Level
-	logFile    string
-	prevResult json.RawMessage
-	deviceInfo string // path of the DeviceInfo file that multus keeps for the attachment
-	options    attachment.Options
+	cniVersion    string
+	name          string
+	function      string // the one that deviceID, pciBusID and runtimeConfig agree on, "" if none is given
+	logLevel      slog.Level
+	logFile       string
+	prevResult    object // nil if there is none
+	rawPrevResult json.RawMessage
+	deviceInfo    string // path of the DeviceInfo file that multus keeps for the attachment
+	options       attachment.Options
 	// validAttachments of a GC; listed is false if the key is absent, which
 	// is not the same as an empty list.
 	validAttachments []state.Key
@@ -38,8 +42,9 @@ const (
 )
 
 // decode reads the JSON object on stdin.
-func decode(stdin []byte) (keys object, err error) {
-	if err := json.Unmarshal(stdin, &keys); err != nil {
+func decode(stdin []byte) (object, error) {
+	keys, err := rawjson.Parse(stdin)
+	if err != nil {
 		return nil, fmt.Errorf("the network configuration is not a JSON object: %w", err)
 	}
 	return keys, nil
@@ -51,22 +56,22 @@ func decode(stdin []byte) (keys object, err error) {
 // it could read, which is enough for the verbs that have to work all the same.
 func parseConfig(keys object) (config, error) {
 	c := config{cniVersion: unversioned, logLevel: slog.LevelInfo}
-	if isDebug(keys["args"]) {
+	if isDebug(keys) {
 		c.logLevel = slog.LevelDebug
 	}
 	var level string
 	err := errors.Join(
-		keys.text("cniVersion", &c.cniVersion),
-		keys.text("name", &c.name),
-		keys.text("logLevel", &level),
-		keys.text("logFile", &c.logFile),
+		keys.Text("cniVersion", &c.cniVersion),
+		keys.Text("name", &c.name),
+		keys.Text("logLevel", &level),
+		keys.Text("logFile", &c.logFile),
 		c.readFunction(keys),
-		keys.object("prevResult", nil),
+		keys.Object("prevResult", &c.prevResult),
 		c.readOptions(keys),
 		c.readValidAttachments(keys),
 	)
-	if !isNull(keys["prevResult"]) {
-		c.prevResult = keys["prevResult"]
+	if c.prevResult != nil {
+		c.rawPrevResult = keys["prevResult"]
 	}
 	if level != "" && c.logLevel != slog.LevelDebug {
 		c.logLevel = parseLevel(level)
@@ -79,7 +84,7 @@ func parseConfig(keys object) (config, error) {
 // other one.
 func (c *config) readFunction(keys object) error {
 	var runtime object
-	if err := keys.object("runtimeConfig", &runtime); err != nil {
+	if err := keys.Object("runtimeConfig", &runtime); err != nil {
 		return err
 	}
 	var given, from string
@@ -92,7 +97,7 @@ func (c *config) readFunction(keys object) error {
 		{keys, "pciBusID", "pciBusID"},
 	} {
 		var value string
-		if err := source.keys.text(source.key, &value); err != nil {
+		if err := source.keys.Text(source.key, &value); err != nil {
 			if source.path != source.key {
 				return fmt.Errorf("%s: %w", source.path, err)
 			}
@@ -127,7 +132,7 @@ func (c *config) readValidAttachments(keys object) error {
 			IfName      string `json:"ifname"`
 		}
 		if err := json.Unmarshal(raw, &list); err != nil {
-			return wrongType(key, "a list of attachments", raw)
+			return rawjson.WrongType(key, "a list of attachments", raw)
 		}
 		for _, a := range list {
 			c.validAttachments = append(c.validAttachments, state.Key{ContainerID: a.ContainerID, IfName: a.IfName})
@@ -137,69 +142,11 @@ func (c *config) readValidAttachments(keys object) error {
 	return nil
 }
 
-// object is a JSON object whose values are not decoded yet.
-type object map[string]json.RawMessage
-
-func (o object) text(key string, into *string) error {
-	if isNull(o[key]) {
-		return nil
-	}
-	if err := json.Unmarshal(o[key], into); err != nil {
-		return wrongType(key, "a string", o[key])
-	}
-	return nil
-}
-
-// object decodes an object, or just makes sure that it is one.
-func (o object) object(key string, into *object) error {
-	if isNull(o[key]) {
-		return nil
-	}
-	var value object
-	if err := json.Unmarshal(o[key], &value); err != nil {
-		return wrongType(key, "an object", o[key])
-	}
-	if into != nil {
-		*into = value
-	}
-	return nil
-}
-
-// objects decodes a list of objects, none of which may be null.
-func (o object) objects(key string, each func(object) error) error {
-	if isNull(o[key]) {
-		return nil
-	}
-	var list []object
-	if err := json.Unmarshal(o[key], &list); err != nil {
-		return wrongType(key, "a list of objects", o[key])
-	}
-	for _, element := range list {
-		if element == nil {
-			return errNullInResult
-		}
-		if err := each(element); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (o object) boolean(key string, into *bool) error {
-	if isNull(o[key]) {
-		return nil
-	}
-	if err := json.Unmarshal(o[key], into); err != nil {
-		return wrongType(key, "true or false", o[key])
-	}
-	return nil
-}
-
-// oneOf reads a word that must be one of two, and tells whether it is the
+// readOneOf reads a word that must be one of two, and tells whether it is the
 // second. The first is the default.
-func (o object) oneOf(key, first, second string, isSecond *bool) error {
+func readOneOf(keys object, key, first, second string, isSecond *bool) error {
 	var word string
-	if err := o.text(key, &word); err != nil {
+	if err := keys.Text(key, &word); err != nil {
 		return err
 	}
 	switch word {
@@ -212,21 +159,11 @@ func (o object) oneOf(key, first, second string, isSecond *bool) error {
 	return nil
 }
 
-func isNull(raw json.RawMessage) bool { return len(raw) == 0 || string(raw) == "null" }
-
-func wrongType(key, want string, got json.RawMessage) error {
-	return fmt.Errorf("key %s must be %s, not %.100s", key, want, got)
-}
-
 // isDebug reads args.cni.debug. Whatever is wrong under args, where an
 // annotation of the pod can put things, means no.
-func isDebug(args json.RawMessage) bool {
-	var a struct {
-		CNI struct {
-			Debug any `json:"debug"`
-		} `json:"cni"`
-	}
-	return json.Unmarshal(args, &a) == nil && (a.CNI.Debug == true || a.CNI.Debug == "true")
+func isDebug(keys object) bool {
+	debug := podArgs(keys)["debug"]
+	return string(debug) == "true" || string(debug) == `"true"`
 }
 
 // parseLevel reads logLevel with the words of the sriov plugin; what it does

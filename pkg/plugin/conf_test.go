@@ -29,7 +29,7 @@ var _ = Describe("the network configuration", func() {
 		Expect(parsed(`{"cniVersion":"1.1.0","name":"roce","type":"rdma","deviceID":"0000:3b:00.2","logLevel":"warning","logFile":"/var/log/x",
 			"prevResult":{"cniVersion":"1.1.0"},"capabilities":{"deviceID":true},"ipam":{},"unknown":[1,{"a":null}]}`)).To(Equal(config{
 			cniVersion: "1.1.0", name: "roce", function: "0000:3b:00.2", logLevel: slog.LevelWarn, logFile: "/var/log/x",
-			prevResult: json.RawMessage(`{"cniVersion":"1.1.0"}`),
+			prevResult: object{"cniVersion": json.RawMessage(`"1.1.0"`)}, rawPrevResult: json.RawMessage(`{"cniVersion":"1.1.0"}`),
 		}))
 	})
 

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rdma-cni/rdma-cni/pkg/attachment"
+	"github.com/rdma-cni/rdma-cni/pkg/rawjson"
 )
 
 // updateDeviceInfo writes the names of the RDMA devices inside the pod into the
@@ -46,11 +47,12 @@ func rewriteDeviceInfo(path string, report *attachment.Report) (err error) {
 		return err
 	}
 	// Only one key is changed; what is not known here stays as it is.
-	var top, pci object
-	if err := json.Unmarshal(data, &top); err != nil {
+	top, err := rawjson.Parse(data)
+	if err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
-	if err := top.object("pci", &pci); err != nil {
+	var pci object
+	if err := top.Object("pci", &pci); err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
 	if pci == nil {

@@ -1,7 +1,6 @@
 package plugin
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -19,10 +18,10 @@ const maxWaitForGID = 20 * time.Second
 func (c *config) readOptions(keys object) error {
 	o := &c.options
 	for _, read := range []func() error{
-		func() error { return keys.oneOf("devices", "one", "all", &o.AllDevices) },
-		func() error { return keys.oneOf("onSharedMode", "fail", "skip", &o.SkipShared) },
-		func() error { return keys.oneOf("zeroGUID", "warn", "fail", &o.RefuseZeroGUID) },
-		func() error { return keys.boolean("optional", &o.SkipNoDevice) },
+		func() error { return readOneOf(keys, "devices", "one", "all", &o.AllDevices) },
+		func() error { return readOneOf(keys, "onSharedMode", "fail", "skip", &o.SkipShared) },
+		func() error { return readOneOf(keys, "zeroGUID", "warn", "fail", &o.RefuseZeroGUID) },
+		func() error { return keys.Bool("optional", &o.SkipNoDevice) },
 		func() error { return readSoftRoCE(keys, &o.SoftRoCE) },
 		func() error { return c.readWaitForGID(keys) },
 		func() error { return c.readDeviceInfo(keys) },
@@ -45,15 +44,17 @@ func (c *config) readOptions(keys object) error {
 
 // podArgs is the object args.cni. If it is none, there is nothing in it.
 func podArgs(keys object) object {
-	var args struct{ CNI object }
-	_ = json.Unmarshal(keys["args"], &args)
-	return args.CNI
+	var args, cni object
+	if keys.Object("args", &args) != nil || args.Object("cni", &cni) != nil {
+		return nil
+	}
+	return cni
 }
 
 func readName(keys object, prefix string, o *attachment.Options) error {
 	const key = "rdmaDeviceName"
 	var name string
-	if err := keys.text(key, &name); err != nil {
+	if err := keys.Text(key, &name); err != nil {
 		return prefixed(prefix, err)
 	}
 	if name == "" || o.Name != "" {
@@ -71,25 +72,26 @@ func readName(keys object, prefix string, o *attachment.Options) error {
 func readQoS(keys object, prefix string, q *attachment.QoS) error {
 	const key = "rdmaQoS"
 	var qos object
-	if err := keys.object(key, &qos); err != nil {
+	if err := keys.Object(key, &qos); err != nil {
 		return prefixed(prefix, err)
 	}
 	required := true
-	if err := qos.boolean("required", &required); err != nil {
+	if err := qos.Bool("required", &required); err != nil {
 		return prefixed(prefix+key+".", err)
 	}
 	for _, setting := range []struct {
 		key  string
 		into **uint8
 	}{{"tos", &q.TOS}, {"tc", &q.TrafficClass}} {
-		if isNull(qos[setting.key]) {
+		if qos.Null(setting.key) {
 			continue
 		}
-		var value uint8
-		if err := json.Unmarshal(qos[setting.key], &value); err != nil {
-			return prefixed(prefix+key+".", wrongType(setting.key, "a whole number from 0 to 255", qos[setting.key]))
+		var number uint64
+		if err := qos.Uint(setting.key, 8, &number); err != nil {
+			return prefixed(prefix+key+".", err)
 		}
 		if *setting.into == nil {
+			value := uint8(number)
 			*setting.into = &value
 			q.Optional = q.Optional || !required
 		}
@@ -100,7 +102,7 @@ func readQoS(keys object, prefix string, q *attachment.QoS) error {
 // readSoftRoCE reads the two keys of soft-RoCE. They are the administrator's:
 // args.cni has no say in whether the processor does an adapter's work.
 func readSoftRoCE(keys object, o *attachment.SoftRoCE) error {
-	if err := errors.Join(keys.boolean("softRoCE", &o.Make), keys.boolean("softRoCEOverHardware", &o.OverHardware)); err != nil {
+	if err := errors.Join(keys.Bool("softRoCE", &o.Make), keys.Bool("softRoCEOverHardware", &o.OverHardware)); err != nil {
 		return err
 	}
 	if o.OverHardware && !o.Make {
@@ -119,7 +121,7 @@ func prefixed(prefix string, err error) error {
 func (c *config) readWaitForGID(keys object) error {
 	const key = "waitForGID"
 	var text string
-	if err := keys.text(key, &text); err != nil || text == "" {
+	if err := keys.Text(key, &text); err != nil || text == "" {
 		return err
 	}
 	wait, err := time.ParseDuration(text)
@@ -132,8 +134,8 @@ func (c *config) readWaitForGID(keys object) error {
 
 func (c *config) readDeviceInfo(keys object) error {
 	var runtime object
-	if err := keys.object("runtimeConfig", &runtime); err != nil {
+	if err := keys.Object("runtimeConfig", &runtime); err != nil {
 		return err
 	}
-	return prefixed("runtimeConfig.", runtime.text("CNIDeviceInfoFile", &c.deviceInfo))
+	return prefixed("runtimeConfig.", runtime.Text("CNIDeviceInfoFile", &c.deviceInfo))
 }

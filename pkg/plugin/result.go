@@ -12,6 +12,8 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
+
+	"github.com/rdma-cni/rdma-cni/pkg/rawjson"
 )
 
 // previous is what the plugin looks at in a prevResult.
@@ -37,15 +39,14 @@ func (c *config) previous() (*previous, error) {
 	if c.prevResult == nil {
 		return nil, nil
 	}
-	var keys object
 	var cniVersion string
-	if err := json.Unmarshal(c.prevResult, &keys); err != nil || keys.text("cniVersion", &cniVersion) != nil ||
+	if c.prevResult.Text("cniVersion", &cniVersion) != nil ||
 		cniVersion != c.cniVersion || cniVersion < "0.3.0" { // before that it named no interfaces
 		return c.convertPrevious()
 	}
 	p := &previous{}
 	var out bytes.Buffer
-	err := errors.Join(p.readInterfaces(keys), p.readIPs(keys), json.Compact(&out, c.prevResult))
+	err := errors.Join(p.readInterfaces(c.prevResult), p.readIPs(c.prevResult), json.Compact(&out, c.rawPrevResult))
 	if err != nil {
 		return nil, fmt.Errorf("key prevResult: %w", err)
 	}
@@ -56,9 +57,9 @@ func (c *config) previous() (*previous, error) {
 
 func (p *previous) readInterfaces(keys object) error {
 	const key = "interfaces"
-	return keys.objects(key, func(o object) error {
+	return keys.Objects(key, func(o object) error {
 		var i netInterface
-		err := errors.Join(o.text("name", &i.name), o.text("mac", &i.mac), o.text("sandbox", &i.sandbox))
+		err := errors.Join(o.Text("name", &i.name), o.Text("mac", &i.mac), o.Text("sandbox", &i.sandbox))
 		p.interfaces = append(p.interfaces, i)
 		return prefixed(key+".", err)
 	})
@@ -66,18 +67,20 @@ func (p *previous) readInterfaces(keys object) error {
 
 func (p *previous) readIPs(keys object) error {
 	const key = "ips"
-	return keys.objects(key, func(o object) error {
+	return keys.Objects(key, func(o object) error {
 		ip := ipConfig{netIf: -1}
 		var address string
-		if err := o.text("address", &address); err != nil {
+		if err := o.Text("address", &address); err != nil {
 			return prefixed(key+".", err)
 		}
 		var err error
 		if ip.address, err = netip.ParsePrefix(address); err != nil {
-			return prefixed(key+".", wrongType("address", "an IP address with its prefix length", o["address"]))
+			return prefixed(key+".", rawjson.WrongType("address", "an IP address with its prefix length", o["address"]))
 		}
-		if !isNull(o["interface"]) && json.Unmarshal(o["interface"], &ip.netIf) != nil {
-			return prefixed(key+".", wrongType("interface", "a whole number", o["interface"]))
+		if !o.Null("interface") {
+			if ip.netIf, err = strconv.Atoi(string(o["interface"])); err != nil {
+				return prefixed(key+".", rawjson.WrongType("interface", "a whole number", o["interface"]))
+			}
 		}
 		p.ips = append(p.ips, ip)
 		return nil
@@ -92,12 +95,12 @@ func (c *config) convertPrevious() (*previous, error) {
 	// The library takes for granted that no element of these is null; whatever
 	// else is wrong with them it says itself.
 	var lists struct{ Interfaces, IPs, Routes []*json.RawMessage }
-	_ = json.Unmarshal(c.prevResult, &lists)
+	_ = json.Unmarshal(c.rawPrevResult, &lists)
 	if slices.Contains(slices.Concat(lists.Interfaces, lists.IPs, lists.Routes), nil) {
 		return nil, fmt.Errorf("key prevResult: %w", errNullInResult)
 	}
 	conf := types.PluginConf{CNIVersion: c.cniVersion}
-	if err := json.Unmarshal(c.prevResult, &conf.RawPrevResult); err != nil {
+	if err := json.Unmarshal(c.rawPrevResult, &conf.RawPrevResult); err != nil {
 		return nil, fmt.Errorf("key prevResult: %w", err)
 	}
 	if err := version.ParsePrevResult(&conf); err != nil {
@@ -134,8 +137,8 @@ func (c *config) answer(result types.Result) ([]byte, error) {
 		CNIVersion string `json:"cniVersion"`
 	}
 	var out bytes.Buffer
-	if err := json.Unmarshal(c.prevResult, &head); err == nil && head.CNIVersion == c.cniVersion {
-		if err := json.Compact(&out, c.prevResult); err != nil {
+	if err := json.Unmarshal(c.rawPrevResult, &head); err == nil && head.CNIVersion == c.cniVersion {
+		if err := json.Compact(&out, c.rawPrevResult); err != nil {
 			return nil, err
 		}
 		out.WriteByte('\n')

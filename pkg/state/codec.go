@@ -8,13 +8,14 @@ import (
 	"strings"
 	"time"
 
+	"github.com/rdma-cni/rdma-cni/pkg/rawjson"
 	"github.com/rdma-cni/rdma-cni/pkg/rdma"
 	"github.com/rdma-cni/rdma-cni/pkg/sysfs"
 )
 
 // The JSON of a record is written and read field by field. encoding/json would
 // analyse the types of Record first, which takes longer than all else that is
-// done to a record: some 5 ms of an ADD on the test bed, a tenth of it.
+// done to a record (docs/performance.md).
 
 // encode gives the record as one line of JSON.
 func (r *Record) encode() ([]byte, error) {
@@ -121,10 +122,7 @@ func (w *writer) begin(bracket byte) {
 
 func (w *writer) end(bracket byte) { w.out, w.more = append(w.out, bracket), true }
 
-func (w *writer) quote(s string) {
-	quoted, err := json.Marshal(s)
-	w.out, w.err = append(w.out, quoted...), errors.Join(w.err, err)
-}
+func (w *writer) quote(s string) { w.out = rawjson.Quote(w.out, s) }
 
 func (w *writer) key(key string) {
 	w.next()
@@ -173,102 +171,98 @@ func (w *writer) numbers(key string, values []int) {
 	w.end(']')
 }
 
-// decode reads a record and compares it with its file's name.
+// decode reads a record and compares it with its file's name. Keys that are not
+// known, such as those of a later minor version, are passed over.
 func decode(data []byte, n Name) (*Record, error) {
-	top, err := readObject(data)
+	keys, err := rawjson.Parse(data)
 	if err != nil {
 		return nil, err
 	}
 	var r Record
-	top.read("version", &r.Version)
-	if top.err != nil {
-		return nil, top.err
+	if err := keys.Text("version", &r.Version); err != nil {
+		return nil, err
 	}
 	if major, _, _ := strings.Cut(r.Version, "."); major != "2" {
 		return nil, fmt.Errorf("its version is %q, this plugin reads 2.x", r.Version)
 	}
-	if err := r.readFrom(top); err != nil {
+	if err := r.readFrom(keys); err != nil {
 		return nil, err
 	}
 	return &r, r.validate(n)
 }
 
-func (r *Record) readFrom(top *object) error {
-	var phase, bus, since string
-	top.read("phase", &phase)
-	top.read("containerID", &r.ContainerID)
-	top.read("ifName", &r.IfName)
-	top.read("network", &r.Network)
-	top.read("bus", &bus)
-	top.read("function", &r.Function)
-	top.read("interfaces", &r.Interfaces)
-	top.read("foreign", &r.Foreign)
-	top.read("reason", &r.Reason)
-	top.read("since", &since)
-	r.Phase, r.Bus = Phase(phase), sysfs.Bus(bus)
-	pod := top.object("pod")
-	pod.read("namespace", &r.Pod.Namespace)
-	pod.read("name", &r.Pod.Name)
-	pod.read("uid", &r.Pod.UID)
-	netns := top.object("netns")
-	netns.read("path", &r.Netns.Path)
-	id := netns.object("id")
-	id.read("dev", &r.Netns.ID.Dev)
-	id.read("inode", &r.Netns.ID.Inode)
-	err := errors.Join(top.err, pod.err, netns.err, id.err)
-	if since != "" {
-		var timeErr error
-		r.Since, timeErr = time.Parse(time.RFC3339Nano, since)
-		err = errors.Join(err, timeErr)
+func (r *Record) readFrom(keys rawjson.Object) error {
+	var since string
+	var pod, netns, id rawjson.Object
+	err := errors.Join(
+		keys.Text("phase", (*string)(&r.Phase)),
+		keys.Text("containerID", &r.ContainerID),
+		keys.Text("ifName", &r.IfName),
+		keys.Text("network", &r.Network),
+		keys.Text("bus", (*string)(&r.Bus)),
+		keys.Text("function", &r.Function),
+		keys.Bool("foreign", &r.Foreign),
+		keys.Text("reason", &r.Reason),
+		keys.Text("since", &since),
+		keys.Object("pod", &pod),
+		pod.Text("namespace", &r.Pod.Namespace),
+		pod.Text("name", &r.Pod.Name),
+		pod.Text("uid", &r.Pod.UID),
+		keys.Object("netns", &netns),
+		netns.Text("path", &r.Netns.Path),
+		netns.Object("id", &id),
+		id.Uint("dev", 64, &r.Netns.ID.Dev),
+		id.Uint("inode", 64, &r.Netns.ID.Inode),
+		keys.Objects("devices", func(keys rawjson.Object) error {
+			d, err := readDevice(keys)
+			r.Devices = append(r.Devices, d)
+			return err
+		}),
+	)
+	if err == nil && since != "" {
+		r.Since, err = time.Parse(time.RFC3339Nano, since)
 	}
-	var devices []json.RawMessage
-	top.read("devices", &devices)
-	for _, raw := range devices {
-		d, deviceErr := readDevice(raw)
-		r.Devices, err = append(r.Devices, d), errors.Join(err, deviceErr)
+	if err == nil && !keys.Null("interfaces") {
+		if err := json.Unmarshal(keys["interfaces"], &r.Interfaces); err != nil {
+			return fmt.Errorf("key interfaces: %w", err)
+		}
 	}
-	return errors.Join(err, top.err)
+	return err
 }
 
-func readDevice(data []byte) (Device, error) {
-	keys, err := readObject(data)
-	if err != nil {
-		return Device{}, err
-	}
-	var d Device
+func readDevice(keys rawjson.Object) (d Device, err error) {
+	var index uint64
 	var guid string
-	keys.read("index", &d.Index)
-	keys.read("name", &d.Name)
-	keys.read("nameInPod", &d.NameInPod)
-	keys.read("nodeGUID", &guid)
-	keys.read("charDevices", &d.CharDevices)
-	keys.read("charDevicesInPod", &d.CharDevicesInPod)
-	keys.read("tos", &d.TOS)
-	keys.read("trafficClass", &d.TrafficClass)
-	var ports []json.RawMessage
-	keys.read("ports", &ports)
-	for _, raw := range ports {
-		p, err := readPort(raw)
-		if err != nil {
-			return d, fmt.Errorf("ports: %w", err)
-		}
-		d.Ports = append(d.Ports, p)
-	}
-	if keys.err != nil {
-		return d, keys.err
+	err = errors.Join(
+		keys.Uint("index", 32, &index),
+		keys.Text("name", &d.Name),
+		keys.Text("nameInPod", &d.NameInPod),
+		keys.Text("nodeGUID", &guid),
+		keys.Texts("charDevices", &d.CharDevices),
+		keys.Texts("charDevicesInPod", &d.CharDevicesInPod),
+		keys.Ints("tos", &d.TOS),
+		keys.Ints("trafficClass", &d.TrafficClass),
+		keys.Objects("ports", func(keys rawjson.Object) error {
+			p, err := readPort(keys)
+			d.Ports = append(d.Ports, p)
+			return err
+		}),
+	)
+	d.Index = uint32(index)
+	if err != nil {
+		return d, err
 	}
 	return d, d.NodeGUID.UnmarshalText([]byte(guid))
 }
 
-func readPort(data []byte) (p Port, err error) {
-	keys, err := readObject(data)
-	if err != nil {
+func readPort(keys rawjson.Object) (p Port, err error) {
+	var pkey uint64
+	var guid string
+	if err := errors.Join(keys.Uint("pkey", 16, &pkey), keys.Text("guid", &guid)); err != nil {
 		return p, err
 	}
-	var guid string
-	keys.read("guid", &guid)
-	keys.read("pkey", &p.PKey)
-	return p, errors.Join(keys.err, p.GUID.UnmarshalText([]byte(guid)))
+	p.PKey = uint16(pkey)
+	return p, p.GUID.UnmarshalText([]byte(guid))
 }
 
 // validate refuses what no ADD has written.
@@ -291,34 +285,4 @@ func (r *Record) validate(n Name) error {
 		}
 	}
 	return nil
-}
-
-// object is a JSON object under way of being read. Keys that nobody asks for,
-// such as those of a later minor version, are passed over.
-type object struct {
-	keys map[string]json.RawMessage
-	err  error
-}
-
-func readObject(data []byte) (*object, error) {
-	var o object
-	err := json.Unmarshal(data, &o.keys)
-	return &o, err
-}
-
-func (o *object) read(key string, into any) {
-	raw, ok := o.keys[key]
-	if !ok {
-		return
-	}
-	if err := json.Unmarshal(raw, into); err != nil {
-		o.err = errors.Join(o.err, fmt.Errorf("%s: %w", key, err))
-	}
-}
-
-// object reads an object that may be absent.
-func (o *object) object(key string) *object {
-	var inner object
-	o.read(key, &inner.keys)
-	return &inner
 }

@@ -3,7 +3,6 @@ package state
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -112,23 +111,28 @@ func (s *Store) Load(n Name) (*Record, error) {
 
 // readRegular reads a file that must be a plain one of a sane size.
 func readRegular(path string) (_ []byte, err error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	fd, err := open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	info, err := f.Stat()
+	defer func() { err = errors.Join(err, unix.Close(fd)) }()
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return nil, fmt.Errorf("it is no regular file (mode %#o)", st.Mode)
+	}
+	if st.Size > maxRecordSize {
+		return nil, fmt.Errorf("it is longer than %d bytes", maxRecordSize)
+	}
+	// A record never changes: another one takes its name.
+	data := make([]byte, st.Size)
+	n, err := unix.Read(fd, data)
 	if err != nil {
-		return nil, err
+		return nil, &os.PathError{Op: "read", Path: path, Err: err}
 	}
-	if info.Mode().Type() != 0 {
-		return nil, fmt.Errorf("it is no regular file (%s)", info.Mode().Type())
-	}
-	data, err := io.ReadAll(io.LimitReader(f, maxRecordSize+1))
-	if err == nil && len(data) > maxRecordSize {
-		err = fmt.Errorf("it is longer than %d bytes", maxRecordSize)
-	}
-	return data, err
+	return data[:n], nil
 }
 
 // Save writes a record: it is there whole or as it was before.

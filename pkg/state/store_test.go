@@ -221,12 +221,18 @@ var _ = Describe("a store", func() {
 			Entry("zeros, as after a power failure", contents(strings.Repeat("\x00", 300)), "invalid character"),
 			Entry("binary", contents("\x7fELF\x02\x01\xff\xfe"), "invalid character"),
 			Entry("null", contents("null"), "version"),
-			Entry("a list", contents("[]"), "cannot unmarshal"),
+			Entry("a list", contents("[]"), "no JSON object"),
 			Entry("two documents", func(path string) {
 				data, err := os.ReadFile(path)
 				Expect(err).NotTo(HaveOccurred())
 				Expect(os.WriteFile(path, append(data, data...), 0o600)).To(Succeed())
 			}, "after top-level value"),
+			Entry("with a number for a name", edited(`"name":"mlx5_3"`, `"name":2`), "key name must be a string, not 2"),
+			Entry("with a negative index", edited(`"index":3`, `"index":-4`), "key index must be"),
+			Entry("with an index that is too large", edited(`"index":3`, `"index":4294967296`), "not 4294967296"),
+			Entry("with half an inode", edited(`"inode":4026532281`, `"inode":1.5`), "key inode must be"),
+			Entry("with a device that is none", edited(`"devices":[{`, `"devices":[1,{`), "key devices must be a list of objects, not [1"),
+			Entry("with a node that has no name", edited(`"charDevices":["`, `"charDevices":[null,"`), "key charDevices must be a list of strings"),
 			Entry("another attachment's", func(path string) {
 				other := record()
 				other.ContainerID = "c2"
@@ -266,5 +272,16 @@ func contents(text string) func(path string) {
 	return func(path string) {
 		GinkgoHelper()
 		Expect(os.WriteFile(path, []byte(text), 0o600)).To(Succeed())
+	}
+}
+
+// edited replaces a part of a record, which must be in it.
+func edited(old, replacement string) func(path string) {
+	return func(path string) {
+		GinkgoHelper()
+		data, err := os.ReadFile(path)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(string(data)).To(ContainSubstring(old))
+		Expect(os.WriteFile(path, []byte(strings.Replace(string(data), old, replacement, 1)), 0o600)).To(Succeed())
 	}
 }
