@@ -323,7 +323,7 @@ func (s *session) reportNumbers(f sysfs.Function, d rdma.Device, c claim, report
 	if c.device == nil {
 		return nil
 	}
-	now, err := nodes(s.conn, f, c.device, d)
+	now, err := nodes(s.conn, c.device, d)
 	if err != nil {
 		return err
 	}

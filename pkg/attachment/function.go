@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"slices"
 	"net"
 	"os"
 
@@ -12,6 +13,7 @@ import (
 
 	"github.com/rdma-cni/rdma-cni/pkg/rdma"
 	"github.com/rdma-cni/rdma-cni/pkg/rtnl"
+	"github.com/rdma-cni/rdma-cni/pkg/state"
 	"github.com/rdma-cni/rdma-cni/pkg/sysfs"
 )
 
@@ -95,19 +97,27 @@ func (s *session) vfOfMAC(mac string) (address string, err error) {
 	return address, nil
 }
 
-// owns tells whether a device that conn sees is that of the function: its verbs
-// node is one of the function's. A device without verbs node, whose arrival
-// failed half-way, owns up to nothing; for it ok is unknown (nil).
-func owns(conn *rdma.Conn, f sysfs.Function, index uint32) (ok *bool, err error) {
-	uverbs, err := conn.Uverbs(index)
+// verbsNode gives the verbs node of a device that conn sees, and tells whether
+// it is one of the function's. A device whose arrival failed half-way has none,
+// and owns up to nothing. recorded is what is known of the device, nil if
+// nothing: one that has its recorded index and still a recorded node needs no
+// look into sysfs, whose entries are new after a move.
+func verbsNode(conn *rdma.Conn, f sysfs.Function, index uint32, recorded *state.Device) (node string, own bool, err error) {
+	node, err = conn.Uverbs(index)
 	if errors.Is(err, rdma.ErrDeviceNotFound) {
-		return nil, nil
+		return "", false, nil
 	}
 	if err != nil {
-		return nil, err
+		return "", false, err
 	}
-	found, err := f.HasNode(uverbs)
-	return &found, err
+	if f.Soft() { // it has no function in sysfs
+		return node, true, nil
+	}
+	if recorded != nil && index == recorded.Index && (slices.Contains(recorded.CharDevices, node) || slices.Contains(recorded.CharDevicesInPod, node)) {
+		return node, true, nil
+	}
+	own, err = f.HasNode(node)
+	return node, own, err
 }
 
 // charNames lists the character devices of the RDMA device that is called

@@ -128,7 +128,7 @@ func findIn(conn *rdma.Conn, f sysfs.Function, c claim) (*rdma.Device, error) {
 	if d.NodeGUID != c.device.NodeGUID {
 		return nil, nil
 	}
-	if owned, err := owns(conn, f, d.Index); err != nil || owned != nil && !*owned {
+	if node, own, err := verbsNode(conn, f, d.Index, c.device); err != nil || node != "" && !own {
 		return nil, err
 	}
 	return &d, nil
@@ -140,11 +140,11 @@ func findByFunction(conn *rdma.Conn, f sysfs.Function) (*rdma.Device, error) {
 		return nil, err
 	}
 	for _, d := range devices {
-		owned, err := owns(conn, f, d.Index)
+		_, own, err := verbsNode(conn, f, d.Index, nil)
 		if err != nil {
 			return nil, err
 		}
-		if owned != nil && *owned {
+		if own {
 			return &d, nil
 		}
 	}

@@ -53,7 +53,7 @@ func (in *seen) look(conn *rdma.Conn, f sysfs.Function, devices []rdma.Device, r
 	if err != nil {
 		return err
 	}
-	chars, err := portNodes(conn, f, d, device)
+	chars, err := portNodes(conn, d, device)
 	if err != nil {
 		return err
 	}
@@ -74,23 +74,13 @@ func (in *seen) look(conn *rdma.Conn, f sysfs.Function, devices []rdma.Device, r
 // sameDevice compares the device that has the recorded index with the record,
 // and gives its verbs node.
 func sameDevice(conn *rdma.Conn, f sysfs.Function, d *state.Device, device rdma.Device) (uverbs string, err error) {
-	uverbs, err = conn.Uverbs(device.Index)
-	if errors.Is(err, rdma.ErrDeviceNotFound) {
-		return "", mismatch("RDMA device %s of %s is in the pod, but its verbs node was not made; the kernel log may say why", device.Name, f)
-	}
-	if err != nil {
-		return "", err
-	}
-	// A device that kept its number needs no look into sysfs, where a software
-	// device has no function.
-	owned := f.Soft() || slices.Contains(d.CharDevices, uverbs)
-	if !owned {
-		owned, err = f.HasNode(uverbs)
-	}
+	uverbs, own, err := verbsNode(conn, f, device.Index, d)
 	switch {
 	case err != nil:
 		return "", err
-	case !owned || device.NodeGUID != d.NodeGUID:
+	case uverbs == "":
+		return "", mismatch("RDMA device %s of %s is in the pod, but its verbs node was not made; the kernel log may say why", device.Name, f)
+	case !own || device.NodeGUID != d.NodeGUID:
 		return "", mismatch("the device with the index of %s (%d) in the pod is another one: %s, node GUID %s instead of %s",
 			d.NameInPod, d.Index, device.Name, device.NodeGUID, d.NodeGUID)
 	case device.Name != d.NameInPod:
@@ -100,7 +90,7 @@ func sameDevice(conn *rdma.Conn, f sysfs.Function, d *state.Device, device rdma.
 }
 
 // nodes lists the device's character devices, of the kinds that it had at home.
-func nodes(conn *rdma.Conn, f sysfs.Function, d *state.Device, device rdma.Device) ([]string, error) {
+func nodes(conn *rdma.Conn, d *state.Device, device rdma.Device) ([]string, error) {
 	uverbs, err := conn.Uverbs(device.Index)
 	if errors.Is(err, rdma.ErrDeviceNotFound) {
 		return nil, nil
@@ -108,14 +98,14 @@ func nodes(conn *rdma.Conn, f sysfs.Function, d *state.Device, device rdma.Devic
 	if err != nil {
 		return nil, err
 	}
-	others, err := portNodes(conn, f, d, device)
+	others, err := portNodes(conn, d, device)
 	return append([]string{uverbs}, others...), err
 }
 
 // portNodes lists the nodes of the device's ports, of the kinds that it had at
 // home, in the order of sysfs.CharDevices. Netlink tells them in a third of the
 // time that sysfs takes, whose entries are new after a move.
-func portNodes(conn *rdma.Conn, f sysfs.Function, d *state.Device, device rdma.Device) ([]string, error) {
+func portNodes(conn *rdma.Conn, d *state.Device, device rdma.Device) ([]string, error) {
 	had := func(kind sysfs.Kind) bool {
 		return slices.ContainsFunc(d.CharDevices, func(name string) bool { return strings.HasPrefix(name, string(kind)) })
 	}
@@ -132,16 +122,11 @@ func portNodes(conn *rdma.Conn, f sysfs.Function, d *state.Device, device rdma.D
 			return nil, err
 		}
 		umads = append(umads, umad)
-		if !had(sysfs.Issm) {
-			continue
-		}
-		// A port's two nodes have one number (ib_umad_init_port in
-		// drivers/infiniband/core/user_mad.c, 5.3 to 7.3).
-		issm := string(sysfs.Issm) + strings.TrimPrefix(umad, string(sysfs.Umad))
-		if there, err := f.HasNode(issm); err != nil {
-			return nil, err
-		} else if there {
-			issms = append(issms, issm)
+		if had(sysfs.Issm) {
+			// The kernel does not tell this one. A port's two nodes have one
+			// number and are made together or not at all (ib_umad_init_port
+			// in drivers/infiniband/core/user_mad.c, 5.3 to 7.3).
+			issms = append(issms, string(sysfs.Issm)+strings.TrimPrefix(umad, string(sysfs.Umad)))
 		}
 	}
 	slices.SortFunc(umads, byNumber)
