@@ -34,10 +34,9 @@ func (n *Node) Attach(ctx context.Context, req Request) (report *Report, err err
 		return a.report, err
 	}
 	a.report.Function = a.function.Address
-	if a.inPod, err = a.pod.Open(); err != nil {
+	if _, err = a.pod.Conn(); err != nil { // better now than under the lock
 		return a.report, err
 	}
-	defer func() { _ = a.inPod.Close() }()
 	return a.report, a.run(ctx)
 }
 
@@ -46,7 +45,6 @@ type attach struct {
 	*session
 	req      Request
 	pod      *rdma.Namespace
-	inPod    *rdma.Conn // to look at the pod's devices
 	function sysfs.Function
 	report   *Report
 }
@@ -317,7 +315,7 @@ func (a *attach) refuseUnfit(d rdma.Device) error {
 
 // finish verifies the move from inside the pod and completes the record.
 func (a *attach) finish(r *state.Record) error {
-	in, err := a.inspect(a.inPod, a.pod, a.function, r)
+	in, err := a.inspect(a.pod, a.function, r)
 	if err != nil {
 		return err
 	}

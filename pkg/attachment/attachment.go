@@ -167,6 +167,8 @@ type session struct {
 	ibLocked bool
 	// lost are the IPoIB interfaces that could not be given back, and why.
 	lost []error
+	// ahead is what a DEL has found out before it had the lock.
+	ahead ahead
 }
 
 // open begins an operation. rdma.ErrNoSubsystem: this kernel has no RDMA.
@@ -194,6 +196,7 @@ func (n *Node) openIfLoaded() (*session, error) {
 }
 
 func (s *session) close() {
+	s.ahead.close()
 	if s.conn != nil {
 		_ = errors.Join(s.conn.Close(), s.home.Close())
 	}

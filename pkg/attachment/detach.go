@@ -37,6 +37,7 @@ func (n *Node) Detach(ctx context.Context, network string, key state.Key, netnsP
 		return report, err
 	}
 	defer s.close()
+	s.lookAhead(key, netnsPath)
 	// The lock also waits for an ADD of the same attachment that its caller
 	// has given up.
 	err = s.withLock(ctx, fmt.Sprintf("DEL of %s", key), func() error {
@@ -66,7 +67,7 @@ func (s *session) detachLocked(ctx context.Context, key state.Key, upstream *sta
 // damaged one still names its function.
 func (s *session) detachRecord(ctx context.Context, key state.Key, name state.Name, netnsPath string, report *Report) error {
 	report.Function = name.Function
-	r, err := s.State.Load(name)
+	r, err := s.load(name)
 	var damaged *state.DamagedError
 	switch {
 	case errors.As(err, &damaged):

@@ -157,6 +157,9 @@ func (s *session) live(path string, id rdma.NamespaceID) *rdma.Namespace {
 	if path == "" {
 		return nil
 	}
+	if ns := s.ahead.take(path, id); ns != nil {
+		return ns
+	}
 	ns, err := rdma.OpenNamespace(path)
 	if err != nil {
 		return nil

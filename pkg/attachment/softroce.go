@@ -124,6 +124,9 @@ func (s *session) functionOf(address string) (sysfs.Function, error) {
 	if bus, i, ok := sysfs.InterfaceOf(address); ok {
 		return s.Sysfs.InterfaceFunction(bus, i), nil
 	}
+	if s.ahead.record != nil && s.ahead.record.Function == address {
+		return s.ahead.function, nil
+	}
 	return s.Sysfs.Function(address)
 }
 

@@ -20,10 +20,14 @@ type seen struct {
 	roce    bool       // one of the devices speaks RoCE
 }
 
-// inspect looks at an attachment with conn, which is inside the pod, and returns a
+// inspect looks at an attachment from inside the pod, and returns a
 // *MismatchError if that is not what its record says.
-func (s *session) inspect(conn *rdma.Conn, pod *rdma.Namespace, f sysfs.Function, r *state.Record) (seen, error) {
+func (s *session) inspect(pod *rdma.Namespace, f sysfs.Function, r *state.Record) (seen, error) {
 	var in seen
+	conn, err := pod.Conn()
+	if err != nil {
+		return in, err
+	}
 	devices, err := conn.Devices()
 	if err != nil {
 		return in, err
@@ -243,12 +247,7 @@ func (s *session) verifyRecord(req Request, pod *rdma.Namespace, r *state.Record
 	if req.Function != "" && !f.Soft() && !strings.EqualFold(req.Function, f.Address) {
 		return report, mismatch("%s was attached with %s, but its configuration says %s", r.Key, f, req.Function)
 	}
-	conn, err := pod.Open()
-	if err != nil {
-		return report, err
-	}
-	defer func() { _ = conn.Close() }()
-	in, err := s.inspect(conn, pod, f, r)
+	in, err := s.inspect(pod, f, r)
 	if err != nil {
 		return report, s.explainMismatch(f, r, err)
 	}

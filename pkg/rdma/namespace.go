@@ -25,8 +25,9 @@ func (id NamespaceID) String() string { return fmt.Sprintf("net:[%d]", id.Inode)
 // A Namespace is an open network namespace. While it is open the namespace
 // lives.
 type Namespace struct {
-	fd int
-	id NamespaceID
+	fd   int
+	id   NamespaceID
+	conn *Conn // nil before it is needed
 }
 
 // OpenNamespace opens the network namespace at path. A missing path is an
@@ -82,32 +83,38 @@ func (ns *Namespace) ID() NamespaceID { return ns.id }
 // FD is the open file, for requests that name a namespace by one.
 func (ns *Namespace) FD() int { return ns.fd }
 
-// Close closes the file; the namespace goes when nothing else holds it.
+// Close closes the file and the Conn; the namespace goes when nothing else holds
+// it.
 func (ns *Namespace) Close() error {
 	err := os.NewSyscallError("close", unix.Close(ns.fd))
 	ns.fd = -1 // its number will be another file's
+	if ns.conn != nil {
+		err = errors.Join(err, ns.conn.Close())
+	}
 	return err
 }
 
-// Open opens a Conn in the namespace, to look at its devices. To change them
-// use Do.
-func (ns *Namespace) Open() (c *Conn, err error) {
-	err = ns.Run(func() (err error) {
-		c, err = Open()
-		return err
-	})
-	return c, err
+// Conn gives the namespace's Conn, to look at its devices. To change them use
+// Do.
+func (ns *Namespace) Conn() (*Conn, error) {
+	if ns.conn == nil {
+		if err := ns.Do(func(*Conn) error { return nil }); err != nil {
+			return nil, err
+		}
+	}
+	return ns.conn, nil
 }
 
-// Do calls fn on a thread that is inside the namespace, with a Conn opened
-// there. This is the one way to change devices of another namespace.
+// Do calls fn on a thread that is inside the namespace, with the namespace's
+// Conn. This is the one way to change devices of another namespace.
 func (ns *Namespace) Do(fn func(*Conn) error) error {
-	return ns.Run(func() error {
-		c, err := Open()
-		if err != nil {
-			return err
+	return ns.Run(func() (err error) {
+		if ns.conn == nil {
+			if ns.conn, err = Open(); err != nil {
+				return err
+			}
 		}
-		return errors.Join(fn(c), c.Close())
+		return fn(ns.conn)
 	})
 }
 

@@ -94,6 +94,15 @@ func (s *Store) Names() ([]Name, error) {
 // Load reads a record. A file that is gone is an os.ErrNotExist, one that
 // cannot be used a *DamagedError.
 func (s *Store) Load(n Name) (*Record, error) {
+	data, err := s.Read(n)
+	if err != nil {
+		return nil, err
+	}
+	return s.Decode(n, data)
+}
+
+// Read reads the file of a record, with the errors of Load.
+func (s *Store) Read(n Name) ([]byte, error) {
 	path := s.path(n.file())
 	data, err := readRegular(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -102,9 +111,14 @@ func (s *Store) Load(n Name) (*Record, error) {
 	if err != nil {
 		return nil, &DamagedError{Name: n, Path: path, Err: err}
 	}
+	return data, nil
+}
+
+// Decode decodes what Read gave.
+func (s *Store) Decode(n Name, data []byte) (*Record, error) {
 	r, err := decode(data, n)
 	if err != nil {
-		return nil, &DamagedError{Name: n, Path: path, Err: err}
+		return nil, &DamagedError{Name: n, Path: s.path(n.file()), Err: err}
 	}
 	return r, nil
 }
