@@ -176,19 +176,28 @@ func (a *attach) devicesAtHome(chars []sysfs.CharDevice) ([]rdma.Device, error) 
 	return devices, nil
 }
 
-// deviceByName looks a device up by the number of its verbs node first: that is
-// most often the device's index, since the kernel gives out both lowest first,
-// and a single look-up does not grow with the node as a dump does.
+// deviceByName looks a device up by the number of its verbs node first, which
+// most often leads to its index: a single look-up does not grow with the node as
+// a dump does.
 func (a *attach) deviceByName(name string, chars []sysfs.CharDevice) (rdma.Device, error) {
-	for _, c := range chars {
-		if c.Kind != sysfs.Uverbs || c.Device != name {
-			continue
-		}
-		if d, err := a.conn.Device(uint32(c.Number())); err == nil && d.Name == name {
+	i := slices.IndexFunc(chars, func(c sysfs.CharDevice) bool { return c.Kind == sysfs.Uverbs && c.Device == name })
+	if i < 0 {
+		return a.conn.DeviceByName(name)
+	}
+	number := chars[i].Number()
+	if d, err := a.conn.Device(uint32(number)); err == nil && d.Name == name {
+		return d, nil
+	}
+	for _, offset := range a.State.Offsets() {
+		if d, err := a.conn.Device(uint32(number + offset)); err == nil && d.Name == name {
 			return d, nil
 		}
 	}
-	return a.conn.DeviceByName(name)
+	d, err := a.conn.DeviceByName(name)
+	if err == nil {
+		a.State.RememberOffset(int(d.Index) - number)
+	}
+	return d, err
 }
 
 // sight is what is at home of a function: its RDMA devices, each with its verbs

@@ -77,6 +77,27 @@ var _ = Describe("ADD", func() {
 		addVFDevices()
 	})
 
+	It("remembers by how much a device's index and verbs node differ, and does not believe it blindly", func() {
+		sim("del *")
+		addVFDevices() // the same numbers again, but later indexes
+		devices := rdmaDevices(hostNetns)
+		Expect(charDevices()).To(HaveKeyWithValue("uverbs0", HaveSuffix(" "+vfDevice(0))))
+		Expect(devices[vfDevice(0)]).NotTo(BeZero())
+		offsets := filepath.Join(stateDir, "offsets")
+		Expect(os.MkdirAll(stateDir, 0o700)).To(Succeed())
+		for _, guess := range []string{"", fmt.Sprintln(devices[vfDevice(1)]), fmt.Sprintln(1 << 31)} {
+			Expect(os.WriteFile(offsets, []byte(guess), 0o600)).To(Succeed())
+			p := newPod()
+			a := vfAttachment(p, 0)
+			a.succeed("ADD")
+			expectIn(p, 0)
+			a.succeed("DEL")
+			expectHome(0)
+			Expect(os.ReadFile(offsets)).To(BeEquivalentTo(fmt.Sprintf("%d\n%s", devices[vfDevice(0)], guess)))
+			p.remove()
+		}
+	})
+
 	Describe("refuses, and changes nothing", func() {
 		// Each entry prepares one fault, and says what the message has to name.
 		DescribeTable("bad requests",

@@ -203,9 +203,9 @@ func namespaces() []string {
 	return slices.DeleteFunc(dirNames("/run/netns"), func(name string) bool { return name == hostName })
 }
 
-// records lists the record files, without the lock.
+// records lists the record files, without the lock and the offsets, which stay.
 func records() []string {
-	return slices.DeleteFunc(dirNames(stateDir), func(name string) bool { return name == "lock" })
+	return slices.DeleteFunc(dirNames(stateDir), func(name string) bool { return name == "lock" || name == "offsets" })
 }
 
 // expectNothingLeft also takes away what a failed spec has left, so that the
