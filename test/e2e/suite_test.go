@@ -5,10 +5,13 @@
 package e2e
 
 import (
+	"cmp"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -57,4 +60,14 @@ var _ = BeforeEach(func() {
 	DeferCleanup(func() {
 		Eventually(snapshot, patience).Should(Equal(before), "the node must be as it was before the spec")
 	})
+})
+
+// The slowest specs are told, since they are what a run takes its time for.
+var _ = ReportAfterSuite("slowest specs", func(report Report) {
+	specs := slices.SortedFunc(slices.Values(report.SpecReports), func(a, b SpecReport) int { return cmp.Compare(b.RunTime, a.RunTime) })
+	for _, spec := range specs[:min(len(specs), 12)] {
+		if spec.RunTime > time.Second {
+			fmt.Printf("%5.0f s  %s\n", spec.RunTime.Seconds(), spec.FullText())
+		}
+	}
 })
