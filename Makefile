@@ -69,8 +69,8 @@ test-unit: ## tests that need neither root nor RDMA
 	$(GO) test -race -count=1 ./cmd/... ./pkg/... ./test/vm/... ./test/manifests/... # the contract tests build the plugin, which go's cache does not see
 
 # The specs labelled "alone" unfit the guest for others: they get one of their own.
-test-e2e: bed ## the tests on a real kernel, in a virtual machine (KERNEL=6.1)
-	$(E2E) -kernel $(KERNEL) -timeout 60m -- /bed/guest.sh -ginkgo.label-filter='!alone && !podman && !containerd && !softroce' $(ARGS)
+test-e2e: bed ## the tests on a real kernel, in a virtual machine (KERNEL=6.1, KILL_EVERY=1 kills at all points with InfiniBand too)
+	$(E2E) $(if $(KILL_EVERY),-e KILL_EVERY=$(KILL_EVERY)) -kernel $(KERNEL) -timeout 60m -- /bed/guest.sh -ginkgo.label-filter='!alone && !podman && !containerd && !softroce' $(ARGS)
 	$(E2E) -kernel $(KERNEL) -timeout 5m -- /bed/guest.sh -ginkgo.label-filter='alone && !containerd' $(ARGS)
 
 test-kernels: bed ## what differs from kernel to kernel, on the other ones

@@ -3,6 +3,9 @@ package e2e
 import (
 	"fmt"
 	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -101,6 +104,42 @@ var _ = Describe("a race", func() {
 			other.kill()
 		})
 	})
+
+	// A DEL looks before it has the lock at what it is going to do.
+	DescribeTable("of a DEL that waits for the lock with", func(change func()) {
+		fresh().succeed("ADD")
+		unlock := holdLock()
+		del := a.start("DEL")
+		Eventually(lockWaiters, patience).Should(ContainElement(del.Process.Pid))
+		change()
+		unlock()
+		Expect(del.wait().exit).To(BeZero(), del.stdout.String())
+		expectHome(0)
+		Expect(records()).To(BeEmpty())
+		if _, err := os.Stat(p.path); err == nil {
+			p.kill()
+		}
+	},
+		Entry("another DEL", func() {
+			run("ip", "netns", "exec", p.name, "rdma", "dev", "set", vfDevice(0), "netns", hostName)
+			Expect(os.Remove(filepath.Join(stateDir, records()[0]))).To(Succeed())
+		}),
+		Entry("a move by hand", func() { run("ip", "netns", "exec", p.name, "rdma", "dev", "set", vfDevice(0), "netns", hostName) }),
+		Entry("a pod that renames the device", func() { run("ip", "netns", "exec", p.name, "rdma", "dev", "set", vfDevice(0), "name", "mine") }),
+		Entry("a pod that hides the device in another namespace", func() {
+			hidden := fastPod()
+			DeferCleanup(hidden.kill)
+			run("ip", "netns", "exec", p.name, "rdma", "dev", "set", vfDevice(0), "netns", hidden.name)
+		}),
+		Entry("the end of the pod's path", func() { p.kill() }),
+		Entry("a damage to the record", func() {
+			Expect(os.WriteFile(filepath.Join(stateDir, records()[0]), []byte("{"), 0o600)).To(Succeed())
+		}),
+		Entry("a driver that registers the device anew", func() {
+			sim("del %s", vfDevice(0))
+			sim("add name=%s parent=pci:%s", vfDevice(0), vfs[0])
+		}),
+	)
 
 	It("of ADD with the late DEL of a dead container", func() {
 		var late *call
@@ -241,4 +280,19 @@ func openVerbs(p pod, function string) *os.File {
 
 func queryDevice(f *os.File) error {
 	return verbsCommand(f, 1, 176) // IB_USER_VERBS_CMD_QUERY_DEVICE
+}
+
+// lockWaiters lists the processes that wait for the lock of a file.
+func lockWaiters() (pids []int) {
+	GinkgoHelper()
+	locks, err := os.ReadFile("/proc/locks")
+	Expect(err).NotTo(HaveOccurred())
+	for line := range strings.Lines(string(locks)) {
+		if f := strings.Fields(line); f[1] == "->" {
+			pid, err := strconv.Atoi(f[5])
+			Expect(err).NotTo(HaveOccurred(), line)
+			pids = append(pids, pid)
+		}
+	}
+	return pids
 }
