@@ -150,6 +150,9 @@ func charDevices() map[string]string {
 			}
 			dir := filepath.Join("/sys/class", class, e.Name())
 			ibdev, err := os.ReadFile(filepath.Join(dir, "ibdev"))
+			if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENODEV) {
+				continue // it has gone between the two reads
+			}
 			Expect(err).NotTo(HaveOccurred())
 			function := "" // a software device has no parent
 			if parent, err := os.Readlink(filepath.Join(dir, "device")); err == nil {
