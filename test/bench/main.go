@@ -222,17 +222,13 @@ func (b *bench) crowd() ([]result, error) {
 		results[i].name = name
 	}
 	for range max(b.rounds/5, 3) {
-		start := time.Now()
-		for i := range parallel {
-			if err := b.moveDevice(i, true); err != nil {
-				return nil, err
-			}
+		took, err := b.moves(parallel, true)
+		if err != nil {
+			return nil, err
 		}
-		results[0].times = append(results[0].times, time.Since(start))
-		for i := range parallel {
-			if err := b.moveDevice(i, false); err != nil {
-				return nil, err
-			}
+		results[0].times = append(results[0].times, took)
+		if _, err := b.moves(parallel, false); err != nil {
+			return nil, err
 		}
 		for k, verb := range []string{"ADD", "DEL"} {
 			took, err := atOnce(func(i int) (time.Duration, error) { return b.verb(verb, i) })
@@ -241,7 +237,7 @@ func (b *bench) crowd() ([]result, error) {
 			}
 			results[k+1].times = append(results[k+1].times, took)
 		}
-		took, err := atOnce(func(int) (time.Duration, error) { return b.process("empty", nil, nil) })
+		took, err = atOnce(func(int) (time.Duration, error) { return b.process("empty", nil, nil) })
 		if err != nil {
 			return nil, err
 		}
@@ -292,57 +288,45 @@ func sim(format string, args ...any) error {
 
 // move times the kernel's move of the first device: one netlink request of a
 // process that runs already.
-func (b *bench) move(out bool) (time.Duration, error) {
-	home, pod, index, err := b.open(0, out)
+func (b *bench) move(out bool) (time.Duration, error) { return b.moves(1, out) }
+
+// moves times the moves of the first devices, one after another.
+func (b *bench) moves(devices int, out bool) (took time.Duration, err error) {
+	for i := range devices {
+		one, err := b.moveDevice(i, out)
+		if err != nil {
+			return 0, err
+		}
+		took += one
+	}
+	return took, nil
+}
+
+func (b *bench) moveDevice(i int, out bool) (took time.Duration, err error) {
+	home, err := rdma.OwnNamespace()
 	if err != nil {
 		return 0, err
 	}
-	defer func() { _ = errors.Join(home.Close(), pod.Close()) }()
+	pod, err := rdma.OpenNamespace(b.netns[i])
+	if err != nil {
+		return 0, errors.Join(err, home.Close())
+	}
+	defer func() { err = errors.Join(err, home.Close(), pod.Close()) }()
 	from, to := home, pod
 	if !out {
 		from, to = pod, home
 	}
-	var took time.Duration
 	err = from.Do(func(c *rdma.Conn) error {
+		d, err := c.DeviceByName(fmt.Sprintf("par%d", i))
+		if err != nil {
+			return err
+		}
 		start := time.Now()
-		err := c.Move(index, to)
+		err = c.Move(d.Index, to)
 		took = time.Since(start)
 		return err
 	})
 	return took, err
-}
-
-func (b *bench) moveDevice(i int, out bool) error {
-	home, pod, index, err := b.open(i, out)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = errors.Join(home.Close(), pod.Close()) }()
-	from, to := home, pod
-	if !out {
-		from, to = pod, home
-	}
-	return from.Do(func(c *rdma.Conn) error { return c.Move(index, to) })
-}
-
-// open finds device number i at home or in its namespace.
-func (b *bench) open(i int, atHome bool) (home, pod *rdma.Namespace, index uint32, err error) {
-	if home, err = rdma.OwnNamespace(); err != nil {
-		return nil, nil, 0, err
-	}
-	if pod, err = rdma.OpenNamespace(b.netns[i]); err != nil {
-		return nil, nil, 0, errors.Join(err, home.Close())
-	}
-	at := home
-	if !atHome {
-		at = pod
-	}
-	err = at.Do(func(c *rdma.Conn) error {
-		d, err := c.DeviceByName(fmt.Sprintf("par%d", i))
-		index = d.Index
-		return err
-	})
-	return home, pod, index, err
 }
 
 // verb times one call of the plugin for device number i, as a runtime makes it.
