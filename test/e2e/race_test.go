@@ -135,6 +135,20 @@ var _ = Describe("a race", func() {
 		Entry("a damage to the record", func() {
 			Expect(os.WriteFile(filepath.Join(stateDir, records()[0]), []byte("{"), 0o600)).To(Succeed())
 		}),
+		Entry("an ADD after another DEL, of a device that was registered anew", func() {
+			index := rdmaDevices(p.path)[vfDevice(0)]
+			sim("del %s", vfDevice(0))
+			sim("add name=%s parent=pci:%s", vfDevice(0), vfs[0])
+			anew := rdmaDevices(hostNetns)[vfDevice(0)]
+			Expect(anew).NotTo(Equal(index))
+			run("rdma", "dev", "set", vfDevice(0), "netns", p.name)
+			file := filepath.Join(stateDir, records()[0])
+			record, err := os.ReadFile(file)
+			Expect(err).NotTo(HaveOccurred())
+			old := fmt.Sprintf(`"index":%d,`, index)
+			Expect(string(record)).To(ContainSubstring(old))
+			Expect(os.WriteFile(file, []byte(strings.Replace(string(record), old, fmt.Sprintf(`"index":%d,`, anew), 1)), 0o600)).To(Succeed())
+		}),
 		Entry("a driver that registers the device anew", func() {
 			sim("del %s", vfDevice(0))
 			sim("add name=%s parent=pci:%s", vfDevice(0), vfs[0])
