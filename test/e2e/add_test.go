@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 
@@ -256,13 +255,7 @@ var _ = Describe("ADD", func() {
 	It("says who holds the device when a dead pod's namespace is kept alive", func() {
 		old, p := newPod(), newPod()
 		vfAttachment(old, 0).succeed("ADD")
-		holder := exec.Command("ip", "netns", "exec", old.name, "sleep", "1000")
-		Expect(holder.Start()).To(Succeed())
-		DeferCleanup(func() { _ = holder.Process.Kill(); _ = holder.Wait() })
-		Eventually(func() string {
-			link, _ := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", holder.Process.Pid))
-			return link
-		}, patience).ShouldNot(Equal(readlink(hostNetns)))
+		holder := inPod(old)
 		old.remove()
 		e := vfAttachment(p, 0).fail("ADD")
 		Expect(e.Code).To(Equal(11))
