@@ -47,6 +47,7 @@ type attach struct {
 	pod      *rdma.Namespace
 	function sysfs.Function
 	report   *Report
+	offsets  []int // that only a dump has told
 }
 
 // run tries under the lock, and if the device is not at home waits without the
@@ -136,6 +137,9 @@ func (a *attach) carryOut(ctx context.Context, record *state.Record) (err error)
 	if err != nil {
 		return errors.Join(err, a.rollBack(ctx, record))
 	}
+	for _, offset := range a.offsets {
+		a.State.RememberOffset(offset)
+	}
 	return nil
 }
 
@@ -194,8 +198,8 @@ func (a *attach) deviceByName(name string, chars []sysfs.CharDevice) (rdma.Devic
 		}
 	}
 	d, err := a.conn.DeviceByName(name)
-	if err == nil {
-		a.State.RememberOffset(int(d.Index) - number)
+	if offset := int(d.Index) - number; err == nil && !slices.Contains(a.offsets, offset) {
+		a.offsets = append(a.offsets, offset)
 	}
 	return d, err
 }

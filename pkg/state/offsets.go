@@ -33,7 +33,7 @@ func (s *Store) Offsets() []int {
 	return offsets
 }
 
-// RememberOffset makes an offset the latest. It needs no lock, and nothing is
+// RememberOffset makes an offset the latest, while the lock is held. Nothing is
 // lost if it fails: a guess less, or one that does not hold.
 func (s *Store) RememberOffset(offset int) {
 	offsets := append([]int{offset}, slices.DeleteFunc(s.Offsets(), func(n int) bool { return n == offset })...)
