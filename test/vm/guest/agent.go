@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -93,6 +94,9 @@ func agent() error {
 			if err := json.Unmarshal(payload, &job); err != nil {
 				return err
 			}
+			if err := wakeProcessors(); err != nil {
+				return err
+			}
 			go func() { fail("report", report(p, run(p, vfs, job))) }()
 		case wire.Blocked:
 			if err := printBlocked(); err != nil {
@@ -103,6 +107,26 @@ func agent() error {
 			return fmt.Errorf("frame of kind %q", kind)
 		}
 	}
+}
+
+// wakeProcessors has each processor run something. One of a hundred resumed
+// guests has a processor that sleeps without the timer that was to wake it:
+// what waits for that timer, such as the end of an RCU grace period, waits until
+// somebody else wakes the processor, which sets its timer again.
+func wakeProcessors() error {
+	for cpu := range runtime.NumCPU() {
+		done := make(chan error)
+		go func() {
+			runtime.LockOSThread() // and never unlocked: the thread ends here
+			var set unix.CPUSet
+			set.Set(cpu)
+			done <- os.NewSyscallError("sched_setaffinity", unix.SchedSetaffinity(0, &set)) // comes back on that processor
+		}()
+		if err := <-done; err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // printBlocked has the kernel print its uninterruptible tasks, which it does at
