@@ -180,9 +180,9 @@ func (a *attach) devicesAtHome(chars []sysfs.CharDevice) ([]rdma.Device, error) 
 	return devices, nil
 }
 
-// deviceByName looks a device up by the number of its verbs node first, which
-// most often leads to its index: a single look-up does not grow with the node as
-// a dump does.
+// deviceByName asks for the indexes that the number of the device's verbs node
+// suggests before it has the kernel dump all devices, which takes the longer the
+// more there are.
 func (a *attach) deviceByName(name string, chars []sysfs.CharDevice) (rdma.Device, error) {
 	i := slices.IndexFunc(chars, func(c sysfs.CharDevice) bool { return c.Kind == sysfs.Uverbs && c.Device == name })
 	if i < 0 {
